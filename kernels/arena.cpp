@@ -1,0 +1,61 @@
+#include "kernels/arena.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "kernels/error.h"
+
+namespace olmo {
+
+namespace {
+constexpr int64_t kAlignment = 64;
+// Where placeholder addresses of the meta device start: never mapped, never read.
+constexpr uintptr_t kMetaBase = uintptr_t{1} << 56;
+}  // namespace
+
+Arena::Arena(std::string name, DeviceKind kind, int64_t capacity)
+    : name_(std::move(name)), kind_(kind), capacity_(capacity) {
+  if (kind_ == DeviceKind::meta) {
+    base_ = reinterpret_cast<std::byte*>(kMetaBase);
+    return;
+  }
+  if (capacity_ == 0) return;
+  void* memory = mmap(nullptr, static_cast<size_t>(capacity_), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    throw RunError("cannot reserve {} bytes of memory for '{}': {}", capacity_, name_, std::strerror(errno));
+  }
+  madvise(memory, static_cast<size_t>(capacity_), MADV_HUGEPAGE);
+  base_ = static_cast<std::byte*>(memory);
+}
+
+Arena::~Arena() {
+  if (kind_ != DeviceKind::meta && base_ != nullptr) munmap(base_, static_cast<size_t>(capacity_));
+}
+
+void* Arena::allocate_bytes(int64_t bytes) {
+  if (bytes == 0) return nullptr;
+  const int64_t end = used_ + (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  if (kind_ != DeviceKind::meta && end > capacity_) {
+    throw RunError("arena '{}' is full: {} bytes asked, {} of {} in use", name_, bytes, used_, capacity_);
+  }
+  std::byte* address = base_ + used_;
+  used_ = end;
+  high_water_ = std::max(high_water_, used_);
+#ifdef OLMO_POISON
+  if (kind_ == DeviceKind::cpu) std::memset(address, 0xFF, static_cast<size_t>(bytes));
+#endif
+  return address;
+}
+
+Tensor Arena::allocate(DType dtype, std::initializer_list<int64_t> shape) {
+  // An empty tensor still has an address, so that it counts as defined.
+  Tensor t(base_ + used_, dtype, shape, kind_);
+  if (t.elements() > 0) t.data = allocate_bytes(t.bytes());
+  return t;
+}
+
+}  // namespace olmo

@@ -1,0 +1,35 @@
+// One body, several instruction sets: files in kernels/cpu/vec are compiled once per set, each into its own namespace,
+// and the best set that this machine has is chosen when the program starts.
+//
+// In vec/: plain loops over pointers with `#pragma omp simd`, wrapped in `namespace olmo::cpu::OLMO_VEC`. No standard
+// library templates there: a function with external linkage that was compiled for AVX-512 could be the copy that the
+// linker keeps for everybody. In the header: OLMO_VEC_FUNCTION(return type, name, (parameters)).
+#pragma once
+
+namespace olmo::cpu {
+
+enum class Isa { baseline, avx2, avx512 };
+
+// The best set of this machine, or the one named by the environment variable OLMOTRAIN_ISA (baseline, avx2, avx512) if
+// the machine has it. Decided once.
+Isa isa();
+const char* name_of(Isa isa);
+
+template <class Function>
+Function* choose(Function* baseline, Function* avx2, Function* avx512) {
+  return isa() == Isa::avx512 ? avx512 : isa() == Isa::avx2 ? avx2 : baseline;
+}
+
+}  // namespace olmo::cpu
+
+#define OLMO_VEC_FUNCTION(result, name, parameters) \
+  namespace baseline {                              \
+  result name parameters;                           \
+  }                                                 \
+  namespace avx2 {                                  \
+  result name parameters;                           \
+  }                                                 \
+  namespace avx512 {                                \
+  result name parameters;                           \
+  }                                                 \
+  inline result(*const name) parameters = choose(&baseline::name, &avx2::name, &avx512::name);

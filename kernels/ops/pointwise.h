@@ -1,0 +1,83 @@
+// Embedding, SwiGLU, sums and fills.
+#pragma once
+
+#include "kernels/stream.h"
+
+namespace olmo::ops {
+
+// y[n] = scale * table[ids[n]], f32. ids i32 [N], table [V, d], y [N, d].
+struct EmbeddingForwardArgs {
+  Tensor ids, table, y;
+  float scale = 1;
+
+  void check() const;
+  Cost cost() const;
+  int64_t workspace(const Device& device) const;
+};
+void embedding_forward(const EmbeddingForwardArgs& args, Stream& stream);
+
+// dtable[v] (+)= scale * sum of dy[n] over the tokens n with ids[n] = v, in ascending n.
+// Without `accumulate` every other row becomes zero.
+struct EmbeddingBackwardArgs {
+  Tensor ids, dy, dtable;
+  float scale = 1;
+  bool accumulate = false;
+
+  void check() const;
+  Cost cost() const;
+  int64_t workspace(const Device& device) const;
+};
+void embedding_backward(const EmbeddingBackwardArgs& args, Stream& stream);
+
+// h = up * silu(gate), silu(z) = z * sigmoid(z) (Shazeer 2020). ug [N, 2H] holds up | gate; h [N, H].
+// `rows`: undefined, or i32 [1] on the device: only that many rows are computed.
+struct SwigluForwardArgs {
+  Tensor ug, h, rows;
+
+  void check() const;
+  Cost cost() const;
+  int64_t workspace(const Device& device) const;
+};
+void swiglu_forward(const SwigluForwardArgs& args, Stream& stream);
+
+// dug [N, 2H] from dh [N, H] and ug; dug may be ug.
+struct SwigluBackwardArgs {
+  Tensor dh, ug, dug, rows;
+
+  void check() const;
+  Cost cost() const;
+  int64_t workspace(const Device& device) const;
+};
+void swiglu_backward(const SwigluBackwardArgs& args, Stream& stream);
+
+// y = a + b, all of one shape, f32; y may be a or b.
+struct AddArgs {
+  Tensor a, b, y;
+
+  void check() const;
+  Cost cost() const;
+  int64_t workspace(const Device& device) const;
+};
+void add(const AddArgs& args, Stream& stream);
+
+// Every byte zero.
+struct ZeroArgs {
+  Tensor y;
+
+  void check() const;
+  Cost cost() const;
+  int64_t workspace(const Device& device) const;
+};
+void zero(const ZeroArgs& args, Stream& stream);
+
+// y = x, of one dtype and shape; rows may be strided.
+struct CopyArgs {
+  Tensor x, y;
+
+  void check() const;
+  Cost cost() const;
+  int64_t workspace(const Device& device) const;
+};
+void copy(const CopyArgs& args, Stream& stream);
+
+}  // namespace olmo::ops
