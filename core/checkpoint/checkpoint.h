@@ -1,0 +1,76 @@
+// Checkpoints: atomic, hashed, verified on load, free of any layout.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/tensor.h"
+
+namespace olmo {
+
+// One tensor of the training state in host memory, f32 (parameters `<name>`, moments `<name>.exp_avg`,
+// `<name>.exp_avg_sq`) or i64/f64 for small state.
+struct StateTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  Tensor tensor;
+};
+
+// Small state: everything that is not a tensor, as (key, JSON text) pairs kept in trainer.json.
+using TrainerState = std::map<std::string, std::string>;
+
+struct CheckpointInfo {
+  std::string path;
+  int64_t step = 0;
+};
+
+// Writes run_folder/stepNNNNNN (six digits or more) from `tensors` and `state`, with `config_yaml` as config.yaml:
+// shards of safetensors, manifest.json (tensor -> file, shape, dtype, xxh3 of each 64 MiB piece), trainer.json. All of it
+// goes to a temporary folder, is fsynced, renamed, and `latest` is replaced by rename last. An existing checkpoint of the
+// same step is replaced only once the new one is complete. Throws RunError (a full disk, ...), leaving older checkpoints
+// and `latest` as they were and no temporary folder behind.
+void save_checkpoint(const std::string& run_folder, int64_t step, const std::vector<StateTensor>& tensors,
+                     const TrainerState& state, const std::string& config_yaml);
+
+// Complete checkpoints of a run folder, oldest first. Temporary folders of killed savers are not listed.
+std::vector<CheckpointInfo> list_checkpoints(const std::string& run_folder);
+
+// Checks one checkpoint folder whole: manifest, sizes, every hash. Throws RunError naming the first fault.
+void verify_checkpoint(const std::string& path);
+
+// Removes old checkpoints, keeping the newest `keep_last` (0 = all) that are complete and every multiple of `keep_every`;
+// also temporary folders that killed savers left. Never removes what `latest` names.
+void prune_checkpoints(const std::string& run_folder, int64_t keep_last, int64_t keep_every);
+
+// What a run should start from. `resume`: "never" -> empty; "auto" -> newest complete checkpoint, empty if the folder has
+// none; "latest" -> the same, but UserError if there is none; else a checkpoint folder (or a run folder: its newest).
+// With auto and latest a checkpoint that fails verification is passed over for the next older one: `warn` gets one line
+// naming it and the fault, and it is left on disk. If all fail: RunError. A named folder that fails: RunError.
+std::string choose_checkpoint(const std::string& run_folder, const std::string& resume,
+                              const std::function<void(const std::string&)>& warn);
+
+// Reads a checkpoint that choose_checkpoint accepted: fills each of `tensors` (by name; shape and dtype must match, hashes
+// are checked while reading) and returns the trainer state. Throws RunError naming a missing, extra or mismatching tensor.
+TrainerState load_checkpoint(const std::string& path, const std::vector<StateTensor>& tensors);
+
+// The manifest of one checkpoint as (tensor, shape, dtype, file), for `checkpoint inspect` and for readers that want some
+// tensors only (evaluation): names, shapes.
+struct CheckpointTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  std::string dtype;
+  std::string file;
+};
+std::vector<CheckpointTensor> checkpoint_tensors(const std::string& path);
+
+// Reads only the tensors asked for (parameters without moments, for evaluation and generation).
+void load_tensors(const std::string& path, const std::vector<StateTensor>& tensors);
+
+// trainer.json of a checkpoint, and the text of its config.yaml.
+TrainerState checkpoint_state(const std::string& path);
+std::string checkpoint_config(const std::string& path);
+
+}  // namespace olmo

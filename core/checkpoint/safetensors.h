@@ -1,0 +1,64 @@
+// Safetensors files: a strict reader (every byte accounted for) and an atomic writer.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace olmo {
+
+struct SafetensorsEntry {
+  std::string dtype;  // as in the file: F32, BF16, I64, ...
+  std::vector<int64_t> shape;
+  int64_t begin = 0;  // byte range in the buffer
+  int64_t end = 0;
+  int64_t elements() const;
+};
+
+// A memory-mapped file whose header has passed every check of the format: sizes, dtypes, tiling without holes, no
+// duplicate keys.
+class SafetensorsFile {
+ public:
+  // Throws RunError naming the file, the tensor and the fault.
+  explicit SafetensorsFile(const std::string& path);
+  ~SafetensorsFile();
+  SafetensorsFile(const SafetensorsFile&) = delete;
+  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
+
+  const std::string& path() const { return path_; }
+  const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  bool contains(const std::string& name) const { return entries_.count(name) != 0; }
+  // Throws RunError when the file has no such tensor.
+  const SafetensorsEntry& entry(const std::string& name) const;
+  // The tensor's bytes (little-endian, row-major), valid while this object lives.
+  std::string_view bytes(const std::string& name) const;
+  // Its values converted to float or double from F32, F64, BF16, F16 or integers.
+  std::vector<double> values(const std::string& name) const;
+
+ private:
+  std::string path_;
+  std::map<std::string, SafetensorsEntry> entries_;
+  std::map<std::string, std::string> metadata_;
+  const char* base_ = nullptr;
+  size_t size_ = 0;
+  size_t buffer_ = 0;
+};
+
+// A tensor to be written.
+struct SafetensorsItem {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  const void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+// Writes a file as the reference writer lays it out (dtype alignment descending, then name; header padded to 8) and
+// fsyncs it. The path must not exist yet. Throws RunError with the system's reason (a full disk, say).
+void write_safetensors(const std::string& path, const std::vector<SafetensorsItem>& items,
+                       const std::map<std::string, std::string>& metadata);
+
+}  // namespace olmo
