@@ -1,0 +1,100 @@
+// One transformer block: forward and backward as straight calls of operators over a BlockState.
+//
+// A block is an attention segment and a feed-forward segment, each `x + post(f(pre(x)))` with a norm before the branch
+// (pre), behind it (reordered) or both (peri). Forward keeps in the BlockState what backward needs; backward may overwrite
+// what it has used.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/config/run_config.h"
+#include "kernels/ops.h"
+#include "parallel/param_store.h"
+
+namespace olmo {
+
+// Indices into the ParamStore; -1 where the model has no such weight.
+struct BlockParams {
+  int64_t unit = 0;
+  int64_t attention_pre_norm = -1, attention_post_norm = -1;
+  int64_t w_qkv = -1, q_norm = -1, k_norm = -1, w_out = -1;
+  int64_t ffn_pre_norm = -1, ffn_post_norm = -1;
+  int64_t router = -1, w_up_gate = -1, w_down = -1;
+  int64_t shared_up_gate = -1, shared_down = -1;
+};
+
+// What is fixed about a block.
+struct BlockSpec {
+  int64_t layer = 0;
+  int64_t moe_index = -1;  // position among the MoE blocks, -1 for a dense block
+  int64_t window = 0;      // 0 = full attention
+  int64_t shared_hidden = 0;
+  BlockParams params;
+};
+
+// What forward keeps for backward.
+struct BlockState {
+  // attention
+  Tensor x, xn, xn_rstd, qkv, qk, qk_rstd, o, lse, branch, branch_rstd, a;
+  // routing
+  Tensor an, an_rstd, scores, random_scores, lse_router, indices, weights, counts;
+  Tensor offsets, row_of_route, route_of_row;
+  // experts
+  Tensor xp, ug, h, expert_out, shared_ug, shared_h, mlp, mlp_rstd;
+};
+
+// Keys and values of earlier tokens, for generation: one row of text.
+struct KvCache {
+  std::vector<Tensor> keys, values;  // per layer [capacity, kv_heads * head_dim]
+  int64_t length = 0;                // tokens present before this call
+};
+
+// Everything about one micro-batch that blocks read.
+struct MicroBatch {
+  int64_t rows = 0;
+  int64_t sequence_length = 0;
+  Tensor ids, labels, positions, document_start;  // i32 [N]; document_start may be undefined
+  ops::RandomRouting random;                      // layer is filled in by each block
+  double inv_divisor = 1;                         // 1 / loss divisor of the step
+  int64_t tokens() const { return rows * sequence_length; }
+};
+
+// Running sums of a step, on the device.
+struct StepSums {
+  Tensor losses;       // f64 [2]: sum of CE, sum of squared log-normalisers, both without divisor
+  Tensor aux;          // f64 [MoE blocks, 2]: load-balancing and router z-loss, unweighted, with divisor
+  Tensor expert_load;  // i64 [MoE blocks, experts]: routes per expert
+};
+
+// What a block's functions share.
+struct BlockContext {
+  const ModelConfig& model;
+  ParamStore& params;
+  Tensor cos_sin;
+  std::vector<Tensor> score_bias;  // f32 [experts] per MoE block, or empty
+  StepSums sums;                   // undefined tensors: no sums are kept (evaluation)
+  KvCache* cache = nullptr;
+};
+
+// y = block(state.x). Tensors of the state are taken from `arena`; y is the caller's. `training` keeps losses and load.
+void block_forward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& state, const Tensor& y,
+                   Arena& arena, Stream& stream);
+
+// `grad` [N, d] holds d loss / dy and becomes d loss / dx; parameter gradients are added to the store. Temporaries come
+// from `arena` inside a scope.
+void block_backward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& state,
+                    const Tensor& grad, Arena& arena, Stream& stream);
+
+// The two segments that block.cpp puts together; `branch` is what the segment adds to its input, before the post norm.
+void attention_forward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& state,
+                       const Tensor& x, const Tensor& branch, Arena& arena, Stream& stream);
+// dbranch -> dx (overwritten).
+void attention_backward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& state,
+                        const Tensor& x, const Tensor& dbranch, const Tensor& dx, Arena& arena, Stream& stream);
+void feed_forward_forward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& state,
+                          const Tensor& x, const Tensor& branch, Arena& arena, Stream& stream);
+void feed_forward_backward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& state,
+                           const Tensor& x, const Tensor& dbranch, const Tensor& dx, Arena& arena, Stream& stream);
+
+}  // namespace olmo
