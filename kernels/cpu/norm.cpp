@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/cpu/threads.h"
+#include "kernels/cpu/rows.h"
 #include "kernels/cpu/vec/norm.h"
 
 namespace olmo::cpu {
