@@ -1,0 +1,173 @@
+#include "core/train/bench.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <vector>
+
+#include "core/train/progress.h"
+#include "core/train/session.h"
+#include "kernels/cpu/peak.h"
+
+namespace olmo {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+template <class Function>
+double seconds_of(Function&& f) {
+  const auto start = Clock::now();
+  f();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+struct OperatorTotals {
+  std::string name;
+  int64_t calls = 0;
+  double seconds = 0;
+  double flops = 0;
+  int64_t bytes = 0;
+};
+
+class OperatorTable : public CostSink {
+ public:
+  void record(const char* op, const Cost& cost, double seconds) override {
+    OperatorTotals& t = totals_[op];
+    t.name = op;
+    ++t.calls;
+    t.seconds += seconds;
+    t.flops += cost.flops;
+    t.bytes += cost.bytes_read + cost.bytes_written;
+  }
+  std::vector<OperatorTotals> slowest_first() const {
+    std::vector<OperatorTotals> rows;
+    for (const auto& [name, t] : totals_) rows.push_back(t);
+    std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
+    return rows;
+  }
+
+ private:
+  std::map<std::string, OperatorTotals> totals_;
+};
+
+Batch random_batch(const RunConfig& c) {
+  Batch batch;
+  batch.step = 1;
+  batch.rows = c.batch.rows;
+  batch.sequence_length = c.data.sequence_length;
+  for (int64_t i = 0; i < batch.rows * batch.sequence_length; ++i) {
+    const int64_t position = i % batch.sequence_length;
+    const auto bits = philox({0, 0}, {static_cast<uint32_t>(i), 0, 0, 0});
+    batch.ids.push_back(static_cast<int32_t>(bits[0] % static_cast<uint32_t>(c.model.vocab_size)));
+    batch.positions.push_back(static_cast<int32_t>(position));
+  }
+  batch.labels.assign(batch.ids.begin() + 1, batch.ids.end());
+  batch.labels.push_back(-100);
+  for (int64_t row = 1; row <= batch.rows; ++row) batch.labels[static_cast<size_t>(row * batch.sequence_length - 1)] = -100;
+  if (c.data.document_mask) batch.document_start.assign(batch.ids.size(), 0);
+  batch.row_in_step.resize(static_cast<size_t>(batch.rows));
+  std::iota(batch.row_in_step.begin(), batch.row_in_step.end(), 0);
+  batch.valid_labels = batch.rows * (batch.sequence_length - 1);
+  return batch;
+}
+
+int64_t peak_resident_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss * 1024;
+}
+
+struct Measured {
+  double gemm_peak = 0;
+  double copy_bandwidth = 0;
+  double step_seconds = 0;
+  double forward_backward_seconds = 0;
+  double tokens = 0;
+  double model_flops = 0;
+  std::vector<OperatorTotals> operators;
+
+  double tokens_per_second() const { return tokens / step_seconds; }
+  double flops_per_second() const { return model_flops / step_seconds; }
+  double share() const { return flops_per_second() / gemm_peak; }
+};
+
+Measured measure(const RunConfig& config, int64_t steps) {
+  const Device device = open_device(config);
+  SingleRank rank;
+  TrainStep step(config, device, rank, true);
+  step.model().initialise(config.run.seed, step.stream());
+  const Batch batch = random_batch(config);
+
+  Measured m;
+  m.tokens = static_cast<double>(batch.rows * batch.sequence_length);
+  m.model_flops = m.tokens * flops_per_token(config.model, config.data.sequence_length);
+  m.copy_bandwidth = measure_copy_bandwidth(device.threads);
+  m.step_seconds = m.forward_backward_seconds = 1e30;
+  for (int i = 0; i < 2; ++i) step.run(batch, config.optim.lr * 0.01);
+  // The peak is measured between the steps, so that both see the same machine.
+  for (int64_t i = 0; i < steps; ++i) {
+    if (i % 5 == 0) m.gemm_peak = std::max(m.gemm_peak, measure_gemm_peak(device.threads));
+    m.step_seconds = std::min(m.step_seconds, seconds_of([&] { step.run(batch, config.optim.lr * 0.01); }));
+    m.forward_backward_seconds = std::min(m.forward_backward_seconds, seconds_of([&] { step.forward_backward(batch); }));
+  }
+  OperatorTable table;
+  step.stream().attach(&table);
+  step.run(batch, config.optim.lr * 0.01);
+  step.stream().attach(nullptr);
+  m.operators = table.slowest_first();
+  return m;
+}
+
+void print_json(const Measured& m) {
+  nlohmann::ordered_json out;
+  out["gemm_peak_flops"] = m.gemm_peak;
+  out["copy_bytes_per_second"] = m.copy_bandwidth;
+  out["step"] = {{"seconds", m.step_seconds},
+                 {"tokens_per_second", m.tokens_per_second()},
+                 {"model_flops_per_second", m.flops_per_second()},
+                 {"share_of_peak", m.share()}};
+  out["forward_backward"] = {{"seconds", m.forward_backward_seconds}};
+  out["peak_bytes"] = peak_resident_bytes();
+  for (const OperatorTotals& t : m.operators) {
+    out["operators"].push_back(
+        {{"name", t.name}, {"calls", t.calls}, {"seconds", t.seconds}, {"flops", t.flops}, {"bytes", t.bytes}});
+  }
+  fmt::print("{}\n", out.dump(2));
+}
+
+void print_table(const Measured& m) {
+  fmt::print("GEMM peak          {:>10.1f} GFLOP/s (f32, 2048^3)\n", m.gemm_peak / 1e9);
+  fmt::print("copy bandwidth     {:>10.1f} GB/s (read + written)\n", m.copy_bandwidth / 1e9);
+  fmt::print("step               {:>10.2f} ms   {} tokens/s   {:.1f} GFLOP/s of the model   {:.1f}% of the GEMM peak\n",
+             1e3 * m.step_seconds, with_commas(std::llround(m.tokens_per_second())), m.flops_per_second() / 1e9,
+             100 * m.share());
+  fmt::print("forward + backward {:>10.2f} ms\n", 1e3 * m.forward_backward_seconds);
+  fmt::print("peak memory        {:>10}\n\n", human_bytes(peak_resident_bytes()));
+  fmt::print("{:<24}{:>8}{:>12}{:>8}{:>12}{:>10}{:>9}\n", "operator", "calls", "ms", "share", "GFLOP/s", "GB/s", "of peak");
+  double total = 0;
+  for (const OperatorTotals& t : m.operators) total += t.seconds;
+  for (const OperatorTotals& t : m.operators) {
+    fmt::print("{:<24}{:>8}{:>12.3f}{:>7.1f}%{:>12.1f}{:>10.1f}{:>8.1f}%\n", t.name, t.calls, 1e3 * t.seconds,
+               100 * t.seconds / total, t.flops / t.seconds / 1e9, static_cast<double>(t.bytes) / t.seconds / 1e9,
+               100 * t.flops / t.seconds / m.gemm_peak);
+  }
+}
+
+}  // namespace
+
+void bench(const RunConfig& config, int64_t steps, bool json) {
+  const Measured m = measure(config, steps);
+  if (json) {
+    print_json(m);
+  } else {
+    print_table(m);
+  }
+}
+
+}  // namespace olmo

@@ -1,0 +1,167 @@
+#include "core/train/generate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+
+#include "core/config/config.h"
+#include "kernels/error.h"
+
+namespace olmo {
+
+int32_t sample_token(const float* logits, int64_t vocab, const SamplingSettings& s, int64_t position) {
+  if (s.temperature <= 0) return static_cast<int32_t>(std::max_element(logits, logits + vocab) - logits);
+  std::vector<int32_t> order(static_cast<size_t>(vocab));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+  if (s.top_k > 0 && s.top_k < vocab) order.resize(static_cast<size_t>(s.top_k));
+
+  std::vector<double> weight(order.size());
+  for (size_t i = 0; i < order.size(); ++i) weight[i] = std::exp((logits[order[i]] - logits[order[0]]) / s.temperature);
+  const double total = std::accumulate(weight.begin(), weight.end(), 0.0);
+  double mass = 0;
+  size_t kept = 0;
+  while (kept < weight.size() && (kept == 0 || mass < s.top_p * total)) mass += weight[kept++];
+
+  const auto bits = philox({static_cast<uint32_t>(s.seed), static_cast<uint32_t>(s.seed >> 32)},
+                           {static_cast<uint32_t>(position), 0, 0, 0});
+  double left = mass * (static_cast<double>((uint64_t{bits[0]} << 32 | bits[1]) >> 11) * 0x1p-53);
+  for (size_t i = 0; i < kept; ++i) {
+    left -= weight[i];
+    if (left < 0) return order[i];
+  }
+  return order[kept - 1];
+}
+
+struct Generator::Impl {
+  struct Capacity {
+    int64_t activations = 0;
+    int64_t scratch = 0;
+  };
+
+  Impl(const RunConfig& config, const Device& device, int64_t tokens, Capacity memory)
+      : capacity(tokens),
+        stream(device, memory.scratch),
+        activations("activations", device.kind, memory.activations),
+        cache_arena("key-value cache", device.kind, cache_bytes(config.model, tokens)),
+        params(store_table(config.model), device, false),
+        model(config.model, params, tokens, stream),
+        positions(static_cast<size_t>(tokens)) {
+    std::iota(positions.begin(), positions.end(), 0);
+    const int64_t width = config.model.n_kv_heads * config.model.head_dim;
+    for (int64_t layer = 0; layer < config.model.n_layers; ++layer) {
+      cache.keys.push_back(cache_arena.allocate(DType::f32, {tokens, width}));
+      cache.values.push_back(cache_arena.allocate(DType::f32, {tokens, width}));
+    }
+    logits = cache_arena.allocate(DType::f32, {1, config.model.vocab_size});
+  }
+
+  static int64_t cache_bytes(const ModelConfig& m, int64_t tokens) {
+    const int64_t row = (m.n_kv_heads * m.head_dim + 16) * bytes_of(DType::f32);
+    return 2 * m.n_layers * (tokens * row + 64) + (m.vocab_size + 16) * bytes_of(DType::f32);
+  }
+
+  static Capacity measure(const RunConfig& config, const Device& device, int64_t tokens) {
+    Impl meta(config, Device::meta_for(device), tokens, Capacity{});
+    const std::vector<int32_t> ids(static_cast<size_t>(tokens), 0);
+    meta.feed(ids.data(), tokens);
+    meta.cache.length = tokens - 1;
+    meta.feed(ids.data(), 1);
+    const Tensor all = meta.cache_arena.allocate(DType::f32, {tokens, config.model.vocab_size});
+    meta.model.logits(meta.micro_batch(ids.data(), tokens, 0), tokens, all, nullptr, meta.activations, meta.stream);
+    return {meta.activations.high_water(), meta.stream.scratch().high_water()};
+  }
+
+  MicroBatch micro_batch(const int32_t* ids, int64_t n, int64_t first) {
+    MicroBatch mb;
+    mb.rows = 1;
+    mb.sequence_length = n;
+    const DeviceKind kind = stream.device().kind;
+    mb.ids = Tensor(const_cast<int32_t*>(ids), DType::i32, {n}, kind);
+    mb.positions = Tensor(positions.data() + first, DType::i32, {n}, kind);
+    mb.random.row_tokens = capacity;
+    mb.random.first_token = first;
+    return mb;
+  }
+
+  // Puts n further tokens through the model; `logits` are those of the last one.
+  void feed(const int32_t* ids, int64_t n) {
+    model.logits(micro_batch(ids, n, cache.length), 1, logits, &cache, activations, stream);
+  }
+
+  int64_t capacity;
+  Stream stream;
+  Arena activations, cache_arena;
+  ParamStore params;
+  Model model;
+  KvCache cache;
+  Tensor logits;
+  std::vector<int32_t> positions;
+};
+
+Generator::Generator(const RunConfig& config, const Device& device, int64_t capacity)
+    : impl_(std::make_unique<Impl>(config, device, capacity, Impl::measure(config, device, capacity))) {}
+
+Generator::~Generator() = default;
+
+ParamStore& Generator::params() { return impl_->params; }
+
+void Generator::load(const std::string& checkpoint) {
+  std::vector<StateTensor> tensors;
+  for (const Param& p : impl_->params.params()) tensors.push_back({p.info.name, p.info.shape, p.value});
+  load_tensors(checkpoint, tensors);
+}
+
+std::vector<int32_t> Generator::generate(const std::vector<int32_t>& prompt, const SamplingSettings& settings, int32_t eos,
+                                         const std::function<void(int32_t)>& emit) {
+  const int64_t length = static_cast<int64_t>(prompt.size());
+  if (prompt.empty()) throw UserError("the prompt has no token; give at least one character");
+  if (length + settings.max_tokens > impl_->capacity) {
+    throw UserError("the prompt's {} tokens and {} more do not fit {} positions; shorten one of them", length,
+                    settings.max_tokens, impl_->capacity);
+  }
+  std::vector<int32_t> made;
+  impl_->cache.length = 0;
+  impl_->feed(prompt.data(), length);
+  for (int64_t i = 0; i < settings.max_tokens; ++i) {
+    const int32_t token = sample_token(impl_->logits.f32(), impl_->logits.cols(), settings, length + i);
+    made.push_back(token);
+    emit(token);
+    if (token == eos) break;
+    if (i + 1 < settings.max_tokens) impl_->feed(&made.back(), 1);
+  }
+  return made;
+}
+
+std::vector<float> Generator::full_logits(const std::vector<int32_t>& tokens) {
+  const int64_t n = static_cast<int64_t>(tokens.size());
+  std::vector<float> out(static_cast<size_t>(n * impl_->logits.cols()));
+  const Tensor view(out.data(), DType::f32, {n, impl_->logits.cols()});
+  impl_->model.logits(impl_->micro_batch(tokens.data(), n, 0), n, view, nullptr, impl_->activations, impl_->stream);
+  return out;
+}
+
+void generate_text(const GenerateRequest& request) {
+  const std::string path = choose_checkpoint(request.run, "latest", [](const std::string& line) {
+    fmt::print(stderr, "olmotrain: {}\n", line);
+  });
+  RunConfig config = parse_config(checkpoint_config(path), path + "/config.yaml", {});
+  config.run.threads = request.threads;
+  if (config.data.tokenizer.empty()) {
+    throw UserError("{}: the run names no data.tokenizer, so there is no way from text to tokens", path);
+  }
+  const Device device = open_device(config);
+  const std::optional<Tokenizer> tokenizer = open_tokenizer(config);
+  const std::vector<int32_t> prompt = tokenizer->encode(request.prompt, true);
+  Generator generator(config, device, static_cast<int64_t>(prompt.size()) + request.sampling.max_tokens);
+  generator.load(path);
+  fmt::print("{}", request.prompt);
+  generator.generate(prompt, request.sampling, tokenizer->eos(), [&](int32_t token) {
+    fmt::print("{}", tokenizer->decode(std::vector<int32_t>{token}));
+    std::fflush(stdout);
+  });
+  fmt::print("\n");
+}
+
+}  // namespace olmo

@@ -1,0 +1,244 @@
+#include "core/train/loop.h"
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "core/config/config.h"
+#include "core/train/evaluate.h"
+#include "core/train/metrics.h"
+#include "core/train/progress.h"
+#include "core/train/session.h"
+#include "core/train/signals.h"
+#include "kernels/cpu/peak.h"
+#include "kernels/error.h"
+#include "optim/schedule.h"
+
+namespace olmo {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+void warn(const std::string& line) { fmt::print(stderr, "olmotrain: {}\n", line); }
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::trunc);
+  file << text;
+  file.close();
+  if (!file) throw RunError("cannot write {}: {}", path, std::strerror(errno));
+}
+
+Schedule make_schedule(const RunConfig& config, int64_t steps) {
+  const ScheduleConfig& c = config.schedule;
+  Schedule s;
+  switch (c.kind) {
+    case ScheduleKind::wsd: s.kind = Schedule::Kind::wsd; break;
+    case ScheduleKind::cosine: s.kind = Schedule::Kind::cosine; break;
+    case ScheduleKind::linear: s.kind = Schedule::Kind::linear; break;
+    case ScheduleKind::constant: s.kind = Schedule::Kind::constant; break;
+  }
+  s.warmup = c.warmup;
+  s.decay = c.decay;
+  s.final_scale = c.final_scale;
+  s.total = steps;
+  if (c.unit == ScheduleUnit::tokens) {
+    s.total = 0;
+    for (int64_t step = 1; step <= steps; ++step) {
+      s.total += rows_of_step(config.batch, step) * config.data.sequence_length;
+    }
+  }
+  return s;
+}
+
+// One run, from opening its parts to its last line.
+class Run {
+ public:
+  explicit Run(const RunConfig& config)
+      : config_(config),
+        device_(open_device(config)),
+        tokenizer_(open_tokenizer(config)),
+        settings_(loader_settings(config, config.data.train, tokenizer_)) {
+    settings_.label_masks = config.data.label_masks;
+  }
+
+  TrainEnd train();
+
+ private:
+  void start();
+  void resume(const std::string& checkpoint);
+  void one_step();
+  void evaluate(MetricsLine& line);
+  void save();
+  std::string summary(TrainEnd end) const;
+
+  const RunConfig& config_;
+  Device device_;
+  SingleRank rank_;
+  std::optional<Tokenizer> tokenizer_;
+  LoaderSettings settings_;
+  std::unique_ptr<TrainStep> step_;
+  std::unique_ptr<DataLoader> loader_;
+  std::unique_ptr<MetricsWriter> metrics_;
+  std::unique_ptr<Progress> progress_;
+  Schedule schedule_;
+  TrainerRecord record_;
+  int64_t last_step_ = 0;
+  int64_t saved_step_ = -1;
+  double peak_flops_ = 0;
+  std::map<std::string, EvalResult> evaluated_;
+  Clock::time_point step_ended_;
+};
+
+void Run::start() {
+  const std::string checkpoint = choose_checkpoint(config_.run.folder, config_.checkpoint.resume, warn);
+  if (!checkpoint.empty()) record_ = TrainerRecord::from_state(checkpoint_state(checkpoint), checkpoint);
+  loader_ = std::make_unique<DataLoader>(settings_, record_.step + 1, record_.position);
+  last_step_ = total_steps(config_, loader_->instances());
+  schedule_ = make_schedule(config_, last_step_);
+
+  std::filesystem::create_directories(config_.run.folder);
+  write_file(config_.run.folder + "/config.yaml", print_config(config_));
+  step_ = std::make_unique<TrainStep>(config_, device_, rank_, true);
+  if (checkpoint.empty()) {
+    step_->model().initialise(config_.run.seed, step_->stream());
+    record_.data_fingerprint = loader_->fingerprint();
+  } else {
+    resume(checkpoint);
+  }
+  peak_flops_ = measure_gemm_peak(device_.threads);
+  metrics_ = std::make_unique<MetricsWriter>(config_.run.folder, record_.step);
+  progress_ = std::make_unique<Progress>(record_.step + 1, last_step_,
+                                         flops_per_token(config_.model, config_.data.sequence_length), peak_flops_);
+  fmt::print("{}", startup_table(config_, *step_));
+  fmt::print("data                  {} tokens, {} sequences of {}; {} steps of {} tokens{}\n",
+             with_commas(loader_->tokens()), with_commas(loader_->instances()), config_.data.sequence_length,
+             with_commas(last_step_), with_commas(config_.batch.rows * config_.data.sequence_length),
+             checkpoint.empty() ? "" : fmt::format("; resuming after step {} from {}", record_.step, checkpoint));
+  fmt::print("GEMM peak             {:.0f} GFLOP/s measured (MFU is relative to it)\n", peak_flops_ / 1e9);
+  std::fflush(stdout);
+}
+
+void Run::resume(const std::string& checkpoint) {
+  if (record_.data_fingerprint != loader_->fingerprint()) {
+    throw UserError("{} was trained on other data: its fingerprint is {}, that of data.train is {}; give it the same files and "
+                    "sequence length, or start anew with checkpoint.resume=never and another run.folder",
+                    checkpoint, record_.data_fingerprint, loader_->fingerprint());
+  }
+  load_checkpoint(checkpoint, state_tensors(*step_, true));
+  step_->optimizer().set_updates(record_.updates);
+  step_->optimizer().skip_rule().restore(record_.skip_losses, record_.skip_norms);
+  saved_step_ = record_.step;
+}
+
+void Run::evaluate(MetricsLine& line) {
+  evaluated_ = evaluate_sets(config_, *step_, tokenizer_);
+  progress_->finish_line();
+  for (const auto& [name, r] : evaluated_) {
+    line.add("eval/" + name + "/CE loss", r.ce);
+    line.add("eval/" + name + "/PPL", std::exp(r.ce));
+    fmt::print("step {}  eval {}: CE loss {:.4f} over {} labels\n", record_.step, name, r.ce, with_commas(r.labels));
+  }
+}
+
+void Run::save() {
+  if (saved_step_ == record_.step) return;
+  record_.updates = step_->optimizer().updates();
+  record_.skip_losses = step_->optimizer().skip_rule().losses();
+  record_.skip_norms = step_->optimizer().skip_rule().norms();
+  save_checkpoint(config_.run.folder, record_.step, state_tensors(*step_, true), record_.to_state(), print_config(config_));
+  prune_checkpoints(config_.run.folder, config_.checkpoint.keep_last, config_.checkpoint.keep_every);
+  saved_step_ = record_.step;
+}
+
+void Run::one_step() {
+  const Batch& batch = loader_->next();
+  const int64_t tokens = record_.tokens + batch.rows * batch.sequence_length;
+  const int64_t progress = config_.schedule.unit == ScheduleUnit::tokens ? tokens : batch.step;
+  const StepResult result = step_->run(batch, config_.optim.lr * schedule_.scale_at(progress));
+  record_.step = batch.step;
+  record_.tokens = tokens;
+  record_.position = batch.after;
+  record_.last_loss = result.ce;
+  if (batch.step == 1) record_.first_loss = result.ce;
+
+  const double seconds = seconds_since(step_ended_);
+  step_ended_ = Clock::now();
+  progress_->update(result, seconds);
+
+  const auto due = [&](int64_t every) { return every > 0 && record_.step % every == 0; };
+  MetricsLine line;
+  if (due(config_.metrics.every) || record_.step == last_step_) {
+    add_step_metrics(line, config_, result);
+    const double tps = static_cast<double>(result.tokens) / seconds;
+    const double flops = tps * flops_per_token(config_.model, config_.data.sequence_length);
+    line.add("throughput/total tokens", record_.tokens);
+    line.add("throughput/device/TPS", tps);
+    line.add("throughput/device/TPS (actual avg)", progress_->tokens_per_second());
+    line.add("throughput/device/flopsPS", flops);
+    line.add("throughput/device/MFU", 100 * flops / peak_flops_);
+    line.add("throughput/device/data loading (s)", loader_->waited());
+  }
+  if (due(config_.eval.every) || record_.step == last_step_) evaluate(line);
+  if (!line.empty()) metrics_->write(record_.step, line);
+  if (due(config_.checkpoint.every)) save();
+}
+
+std::string Run::summary(TrainEnd end) const {
+  std::string held_out;
+  for (const auto& [name, r] : evaluated_) held_out += fmt::format("held-out loss {} {:.4f}, ", name, r.ce);
+  return fmt::format("{}: {} steps, loss {:.4f} -> {:.4f}, {}{} tokens/s, MFU {:.1f}% of {:.0f} GFLOP/s, run folder {}\n",
+                     end == TrainEnd::done ? "done" : "stopped on request and saved", record_.step, record_.first_loss,
+                     record_.last_loss, held_out, with_commas(std::llround(progress_->tokens_per_second())),
+                     100 * progress_->mfu(), peak_flops_ / 1e9, config_.run.folder);
+}
+
+TrainEnd Run::train() {
+  install_stop_signals();
+  start();
+  step_ended_ = Clock::now();
+  TrainEnd end = TrainEnd::done;
+  while (record_.step < last_step_) {
+    one_step();
+    if (stop_signal() != 0 && record_.step < last_step_) {
+      end = TrainEnd::stopped;
+      break;
+    }
+  }
+  progress_->finish_line();
+  save();
+  const std::string text = summary(end);
+  write_file(config_.run.folder + "/summary.txt", text);
+  fmt::print("{}", text);
+  return end;
+}
+
+}  // namespace
+
+TrainEnd train(const RunConfig& config) { return Run(config).train(); }
+
+void dry_run(const RunConfig& config) {
+  const Device device = open_device(config);
+  const std::optional<Tokenizer> tokenizer = open_tokenizer(config);
+  LoaderSettings settings = loader_settings(config, config.data.train, tokenizer);
+  settings.label_masks = config.data.label_masks;
+  const DataLoader loader(settings, 1, {});
+  SingleRank rank;
+  TrainStep step(config, device, rank, true);
+  fmt::print("{}{:<56}{:>18}{:>10}{:>8}\n", startup_table(config, step), "parameter", "shape", "lr x", "decay");
+  for (size_t i = 0; i < step.params().params().size(); ++i) {
+    const ParamShape& p = step.params().params()[i].info;
+    const Optimizer::Rule& rule = step.optimizer().rules()[i];
+    std::string shape;
+    for (int64_t n : p.shape) shape += (shape.empty() ? "" : " x ") + std::to_string(n);
+    fmt::print("{:<56}{:>18}{:>10g}{:>8g}\n", p.name, shape, rule.lr_scale, rule.weight_decay);
+  }
+  fmt::print("{} steps over {} sequences: nothing was trained\n", total_steps(config, loader.instances()),
+             loader.instances());
+}
+
+}  // namespace olmo

@@ -1,0 +1,44 @@
+// What a person sees of a run: the start-up table and the progress line.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/train/step.h"
+
+namespace olmo {
+
+// `1,234,567`, `1.23 GiB`, `2h05m`: numbers as the tables print them.
+std::string with_commas(int64_t value);
+std::string human_bytes(int64_t bytes);
+std::string human_time(double seconds);
+
+// Parameters by kind (total and active), memory by arena, optimizer groups.
+std::string startup_table(const RunConfig& config, TrainStep& step);
+
+// A live line on a terminal, plain lines elsewhere (at most one every two seconds, the first and the last always).
+class Progress {
+ public:
+  // `flops_per_token` for the FLOP rate, `peak_flops` the device's GEMM peak for MFU.
+  Progress(int64_t first_step, int64_t last_step, double flops_per_token, double peak_flops);
+
+  // After each step; `seconds` since the step before ended. The first step of a run is not counted in averages.
+  void update(const StepResult& result, double seconds);
+  // Ends the live line, so that other output starts on a line of its own.
+  void finish_line();
+
+  double tokens_per_second() const;  // average over the counted steps
+  double flops_per_second() const { return tokens_per_second() * flops_per_token_; }
+  double mfu() const { return flops_per_second() / peak_flops_; }
+
+ private:
+  int64_t first_step_, last_step_;
+  double flops_per_token_, peak_flops_;
+  bool terminal_;
+  bool line_open_ = false;
+  int64_t counted_tokens_ = 0;
+  double counted_seconds_ = 0;
+  double since_print_ = 0;
+};
+
+}  // namespace olmo

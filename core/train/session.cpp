@@ -1,0 +1,141 @@
+#include "core/train/session.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "kernels/cpu/threads.h"
+#include "kernels/error.h"
+#include "parallel/layout.h"
+
+namespace olmo {
+
+Device open_device(const RunConfig& config) {
+  std::string variable;
+  const int64_t world = launcher_world_size(variable);
+  if (world > 1) {
+    throw UserError("{} says that the launcher started {} ranks; this version trains on one rank: start it without mpirun "
+                    "or with one task",
+                    variable, world);
+  }
+  const int threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : omp_get_num_procs();
+  cpu::flush_denormals(threads);
+  return Device::cpu(threads);
+}
+
+std::optional<Tokenizer> open_tokenizer(const RunConfig& config) {
+  if (config.data.tokenizer.empty()) return std::nullopt;
+  Tokenizer tokenizer = Tokenizer::load(config.data.tokenizer);
+  if (tokenizer.vocab_size() > config.model.vocab_size) {
+    throw UserError("data.tokenizer {} has {} ids, but model.vocab_size is {}: raise model.vocab_size to at least {}",
+                    config.data.tokenizer, tokenizer.vocab_size(), config.model.vocab_size, tokenizer.vocab_size());
+  }
+  return tokenizer;
+}
+
+int64_t rows_of_step(const BatchConfig& batch, int64_t step) {
+  for (const BatchWarmup& stage : batch.warmup) {
+    if (step <= stage.until) return stage.rows;
+  }
+  return batch.rows;
+}
+
+LoaderSettings loader_settings(const RunConfig& config, const std::vector<std::string>& files,
+                               const std::optional<Tokenizer>& tokenizer) {
+  const DataConfig& data = config.data;
+  LoaderSettings s;
+  s.files = files;
+  s.mix_base = data.mix_base;
+  s.tokenizer_id = data.tokenizer;
+  s.dtype = data.dtype;
+  s.sequence_length = data.sequence_length;
+  s.vocab_size = config.model.vocab_size;
+  s.eos = data.eos >= 0 ? data.eos : tokenizer ? tokenizer->eos() : -1;
+  s.document_mask = data.document_mask;
+  s.repetition_filter = data.repetition_filter;
+  s.shuffle = data.shuffle;
+  s.seed = data.seed;
+  s.rows_of_step = [batch = config.batch](int64_t step) { return rows_of_step(batch, step); };
+  if (s.document_mask && s.eos < 0) {
+    throw UserError("data.document_mask needs to know where documents end: set data.eos, or a data.tokenizer that has an "
+                    "end-of-text token");
+  }
+  return s;
+}
+
+int64_t total_steps(const RunConfig& config, int64_t instances) {
+  if (config.run.epochs <= 0) return config.run.steps;
+  double left = config.run.epochs;
+  int64_t step = 0;
+  while (left > 0) {
+    const int64_t limit = static_cast<int64_t>(static_cast<double>(instances) * std::min(1.0, left));
+    int64_t used = 0;
+    while (used + rows_of_step(config.batch, step + 1) <= limit) used += rows_of_step(config.batch, ++step);
+    left -= 1;
+  }
+  if (step == 0) {
+    throw UserError("run.epochs = {} over {} instances of data.train is less than one step of {} rows; raise run.epochs, set "
+                    "run.steps, or lower batch.rows",
+                    config.run.epochs, instances, rows_of_step(config.batch, 1));
+  }
+  return step;
+}
+
+std::vector<StateTensor> state_tensors(TrainStep& step, bool moments) {
+  std::vector<StateTensor> tensors;
+  for (size_t i = 0; i < step.params().params().size(); ++i) {
+    const int64_t index = static_cast<int64_t>(i);
+    const Param& p = step.params()[index];
+    tensors.push_back({p.info.name, p.info.shape, p.value});
+    if (!moments) continue;
+    tensors.push_back({p.info.name + ".exp_avg", p.info.shape, step.optimizer().exp_avg(index)});
+    tensors.push_back({p.info.name + ".exp_avg_sq", p.info.shape, step.optimizer().exp_avg_sq(index)});
+  }
+  const std::vector<Tensor>& biases = step.model().score_bias();
+  for (size_t i = 0; i < biases.size(); ++i) {
+    const int64_t layer = step.model().config().dense.layers + static_cast<int64_t>(i);
+    tensors.push_back({"blocks." + std::to_string(layer) + ".routed_experts_router.score_bias", {biases[i].elements()}, biases[i]});
+  }
+  return tensors;
+}
+
+TrainerState TrainerRecord::to_state() const {
+  using nlohmann::json;
+  return {{"step", json(step).dump()},
+          {"tokens", json(tokens).dump()},
+          {"updates", json(updates).dump()},
+          {"data_epoch", json(position.epoch).dump()},
+          {"data_offset", json(position.offset).dump()},
+          {"data_fingerprint", json(data_fingerprint).dump()},
+          {"skip_losses", json(skip_losses).dump()},
+          {"skip_norms", json(skip_norms).dump()},
+          {"first_loss", json(first_loss).dump()},
+          {"last_loss", json(last_loss).dump()}};
+}
+
+TrainerRecord TrainerRecord::from_state(const TrainerState& state, const std::string& path) {
+  const auto read = [&](const char* key, auto& value) {
+    const auto it = state.find(key);
+    if (it == state.end()) throw RunError("{}: the trainer state has no '{}'", path, key);
+    try {
+      nlohmann::json::parse(it->second).get_to(value);
+    } catch (const nlohmann::json::exception&) {
+      throw RunError("{}: '{}' of the trainer state is '{}', which is of the wrong type", path, key, it->second);
+    }
+  };
+  TrainerRecord r;
+  read("step", r.step);
+  read("tokens", r.tokens);
+  read("updates", r.updates);
+  read("data_epoch", r.position.epoch);
+  read("data_offset", r.position.offset);
+  read("data_fingerprint", r.data_fingerprint);
+  read("skip_losses", r.skip_losses);
+  read("skip_norms", r.skip_norms);
+  read("first_loss", r.first_loss);
+  read("last_loss", r.last_loss);
+  return r;
+}
+
+}  // namespace olmo

@@ -1,0 +1,53 @@
+// What every command that computes needs first: the device, the tokenizer's facts, the loader's settings, the weights.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/checkpoint/checkpoint.h"
+#include "core/config/run_config.h"
+#include "core/train/step.h"
+#include "data/loader.h"
+#include "data/tokenizer.h"
+
+namespace olmo {
+
+// The cpu device with the config's threads (0 = all cores), denormals flushed on every one. Throws UserError when a
+// launcher started several ranks: this version trains on one.
+Device open_device(const RunConfig& config);
+
+// The config's tokenizer, if it names one. Throws UserError when its ids do not fit the model's vocabulary.
+std::optional<Tokenizer> open_tokenizer(const RunConfig& config);
+
+// Settings of a loader over `files`. Throws UserError when document masking has no end-of-text id.
+LoaderSettings loader_settings(const RunConfig& config, const std::vector<std::string>& files,
+                               const std::optional<Tokenizer>& tokenizer);
+
+// Rows of a step by the batch-size warm-up.
+int64_t rows_of_step(const BatchConfig& batch, int64_t step);
+
+// Steps of a run: run.steps, or what run.epochs passes over `instances` give.
+int64_t total_steps(const RunConfig& config, int64_t instances);
+
+// Tensors of a checkpoint: parameters, and with `moments` the optimizer's moments; score biases by their block.
+std::vector<StateTensor> state_tensors(TrainStep& step, bool moments);
+
+// Everything of a run that is not a tensor.
+struct TrainerRecord {
+  int64_t step = 0;
+  int64_t tokens = 0;
+  int64_t updates = 0;  // optimizer steps taken, without skipped ones
+  DataPosition position;
+  std::string data_fingerprint;
+  std::vector<double> skip_losses, skip_norms;
+  double first_loss = 0;  // of step 1 and of `step`
+  double last_loss = 0;
+
+  TrainerState to_state() const;
+  // Throws RunError when a field is missing or of another type; `path` names the checkpoint in the message.
+  static TrainerRecord from_state(const TrainerState& state, const std::string& path);
+};
+
+}  // namespace olmo

@@ -1,0 +1,13 @@
+// Stop requests from outside: SIGTERM, SIGINT and SIGUSR1.
+#pragma once
+
+namespace olmo {
+
+// Installs the handlers. The first signal asks the loop to save and stop after the step it is in; one that comes at least
+// 5 s after the first ends the process at once with status 1 (a launcher and a scheduler may both deliver the first).
+void install_stop_signals();
+
+// Number of the signal that asked to stop, 0 if none did.
+int stop_signal();
+
+}  // namespace olmo

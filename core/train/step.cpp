@@ -1,0 +1,208 @@
+#include "core/train/step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "kernels/error.h"
+
+namespace olmo {
+
+namespace {
+
+OptimizerSettings optimizer_settings(const OptimConfig& c) {
+  OptimizerSettings s;
+  s.beta1 = c.betas[0];
+  s.beta2 = c.betas[1];
+  s.eps = c.eps;
+  s.weight_decay = c.weight_decay;
+  s.clip = c.clip;
+  s.skip_sigma = c.skip_sigma;
+  s.skip_window = c.skip_window;
+  for (const OptimOverride& o : c.overrides) s.overrides.push_back({o.match, o.lr_scale, o.weight_decay});
+  return s;
+}
+
+int64_t moe_blocks(const ModelConfig& m) { return std::max<int64_t>(0, m.n_layers - m.dense.layers); }
+
+int64_t sums_bytes(const ModelConfig& m) {
+  const int64_t blocks = moe_blocks(m);
+  return (2 + blocks * 2 + blocks * m.moe.experts + 64) * bytes_of(DType::f64);
+}
+
+// A batch of the largest size a run can meet, for planning.
+Batch blank_batch(const RunConfig& c) {
+  Batch batch;
+  batch.step = 1;
+  batch.rows = c.batch.micro_rows;
+  batch.sequence_length = c.data.sequence_length;
+  const size_t n = static_cast<size_t>(batch.rows * batch.sequence_length);
+  batch.ids.assign(n, 0);
+  batch.labels.assign(n, 0);
+  batch.positions.assign(n, 0);
+  if (c.data.document_mask) batch.document_start.assign(n, 0);
+  batch.row_in_step.resize(static_cast<size_t>(batch.rows));
+  std::iota(batch.row_in_step.begin(), batch.row_in_step.end(), 0);
+  batch.valid_labels = static_cast<int64_t>(n);
+  return batch;
+}
+
+}  // namespace
+
+TrainStep::TrainStep(const RunConfig& config, const Device& device, Communicator& ranks, bool with_optimizer)
+    : TrainStep(config, device, ranks, with_optimizer, measure(config, device, with_optimizer)) {}
+
+TrainStep::TrainStep(const RunConfig& config, const Device& device, Communicator& ranks, bool with_optimizer,
+                     Capacity capacity)
+    : config_(config),
+      ranks_(ranks),
+      stream_(device, capacity.scratch),
+      activations_("activations", device.kind, capacity.activations),
+      sums_arena_("step sums", device.kind, sums_bytes(config.model)),
+      params_(std::make_unique<ParamStore>(store_table(config.model), device, with_optimizer)),
+      model_(std::make_unique<Model>(config.model, *params_, config.data.sequence_length, stream_)) {
+  const int64_t blocks = model_->moe_blocks();
+  sums_.losses = sums_arena_.allocate(DType::f64, {2});
+  sums_.aux = sums_arena_.allocate(DType::f64, {blocks, 2});
+  sums_.expert_load = sums_arena_.allocate(DType::i64, {blocks, config.model.moe.experts});
+  labels_seen_ = sums_arena_.allocate(DType::f64, {1});
+  memory_ = {{"parameters", params_->bytes()}};
+  if (with_optimizer) {
+    optimizer_ = std::make_unique<Optimizer>(optimizer_settings(config.optim), *params_, device);
+    memory_.emplace_back("gradients", params_->gradient_bytes());
+    memory_.emplace_back("optimizer state", optimizer_->state_bytes());
+  }
+  memory_.emplace_back("activations", capacity.activations);
+  memory_.emplace_back("operator scratch", capacity.scratch);
+}
+
+TrainStep::~TrainStep() = default;
+
+TrainStep::Capacity TrainStep::measure(const RunConfig& config, const Device& device, bool with_optimizer) {
+  SingleRank one;
+  TrainStep meta(config, Device::meta_for(device), one, with_optimizer, Capacity{});
+  const Batch batch = blank_batch(config);
+  if (with_optimizer) meta.run(batch, 0);
+  EvalResult sums;
+  meta.evaluate(batch, sums);
+  return {meta.activations_.high_water(), meta.stream_.scratch().high_water()};
+}
+
+MemoryPlan TrainStep::plan(const RunConfig& config, const Device& device, bool with_optimizer) {
+  SingleRank one;
+  return TrainStep(config, Device::meta_for(device), one, with_optimizer, measure(config, device, with_optimizer)).memory_;
+}
+
+MicroBatch TrainStep::micro_batch(const Batch& batch, int64_t first_row, int64_t rows, double divisor) const {
+  const int64_t t = batch.sequence_length;
+  const DeviceKind kind = stream_.device().kind;
+  // The operators only read: the batch's memory is theirs for the step.
+  const auto view = [&](const std::vector<int32_t>& v) {
+    return Tensor(const_cast<int32_t*>(v.data()) + first_row * t, DType::i32, {rows * t}, kind);
+  };
+  MicroBatch mb;
+  mb.rows = rows;
+  mb.sequence_length = t;
+  mb.ids = view(batch.ids);
+  mb.labels = view(batch.labels);
+  mb.positions = view(batch.positions);
+  if (!batch.document_start.empty()) mb.document_start = view(batch.document_start);
+  mb.random.seed = config_.run.seed;
+  mb.random.step = batch.step;
+  mb.random.row_tokens = t;
+  mb.random.first_token = batch.row_in_step[static_cast<size_t>(first_row)] * t;
+  mb.random.row_step = t * ranks_.size();
+  mb.inv_divisor = 1 / divisor;
+  return mb;
+}
+
+void TrainStep::zero_sums() {
+  ops::zero({sums_.losses}, stream_);
+  if (sums_.aux.elements() > 0) {
+    ops::zero({sums_.aux}, stream_);
+    ops::zero({sums_.expert_load}, stream_);
+  }
+}
+
+void TrainStep::read_sums(StepResult& result, double divisor) {
+  if (!stream_.computes()) return;
+  const double* losses = sums_.losses.f64();
+  result.ce = losses[0] / divisor;
+  result.z = losses[1] / divisor;
+  const int64_t experts = config_.model.moe.experts;
+  for (int64_t block = 0; block < model_->moe_blocks(); ++block) {
+    const double* aux = sums_.aux.f64() + 2 * block;
+    result.balance_by_block.push_back(aux[0]);
+    result.router_z_by_block.push_back(aux[1]);
+    result.balance += aux[0];
+    result.router_z += aux[1];
+    const int64_t* load = sums_.expert_load.as<int64_t>() + block * experts;
+    result.expert_load.emplace_back(load, load + experts);
+  }
+}
+
+StepResult TrainStep::forward_backward(const Batch& batch) {
+  StepResult result;
+  result.step = batch.step;
+  result.tokens = batch.rows * batch.sequence_length * ranks_.size();
+  result.filtered_rows = batch.filtered_rows;
+
+  double divisor = static_cast<double>(std::max<int64_t>(1, batch.valid_labels));
+  if (stream_.computes()) labels_seen_.f64()[0] = divisor;
+  stream_.wait(ranks_.all_reduce(labels_seen_, ReduceOp::sum, stream_));
+  if (stream_.computes()) divisor = labels_seen_.f64()[0] / static_cast<double>(ranks_.size());
+
+  params_->begin_step();
+  zero_sums();
+  for (int64_t row = 0; row < batch.rows; row += config_.batch.micro_rows) {
+    const int64_t rows = std::min(config_.batch.micro_rows, batch.rows - row);
+    model_->forward_backward(micro_batch(batch, row, rows, divisor), config_.optim.z_loss, sums_, activations_, stream_);
+  }
+  read_sums(result, divisor);
+  return result;
+}
+
+StepResult TrainStep::run(const Batch& batch, double lr) {
+  StepResult result = forward_backward(batch);
+  const StepOutcome outcome = optimizer_->step(lr, result.ce, ranks_, stream_);
+  result.lr = lr;
+  result.grad_norm = outcome.grad_norm;
+  result.skipped = outcome.skipped;
+  if (stream_.computes() && !outcome.finite) report_nonfinite(result);
+  for (size_t block = 0; block < model_->score_bias().size(); ++block) {
+    ops::update_score_bias({model_->score_bias()[block], sums_.expert_load[static_cast<int64_t>(block)],
+                            static_cast<float>(config_.model.moe.bias_gamma)},
+                           stream_);
+  }
+  return result;
+}
+
+void TrainStep::report_nonfinite(const StepResult& result) {
+  std::string culprit;
+  for (const Param& p : params_->params()) {
+    const int64_t index = ops::first_nonfinite(p.value.reshape({p.value.elements()}), stream_);
+    if (index >= 0) {
+      culprit = "parameter " + p.info.name + "[" + std::to_string(index) + "]";
+      break;
+    }
+  }
+  if (culprit.empty()) {
+    culprit = optimizer_->first_nonfinite_gradient(stream_);
+    culprit = culprit.empty() ? "no single gradient (their squares overflow)" : "gradient " + culprit;
+  }
+  throw RunError("step {}: loss {} and gradient norm {} are not both finite; the first non-finite tensor is {}; parameters, "
+                 "moments and checkpoints are as after step {}",
+                 result.step, result.ce, result.grad_norm, culprit, result.step - 1);
+}
+
+void TrainStep::evaluate(const Batch& batch, EvalResult& sums) {
+  ops::zero({sums_.losses}, stream_);
+  for (int64_t row = 0; row < batch.rows; row += config_.batch.micro_rows) {
+    const int64_t rows = std::min(config_.batch.micro_rows, batch.rows - row);
+    model_->evaluate(micro_batch(batch, row, rows, 1), sums_.losses, activations_, stream_);
+  }
+  sums.labels += batch.valid_labels;
+  if (stream_.computes()) sums.ce += sums_.losses.f64()[0];
+}
+
+}  // namespace olmo

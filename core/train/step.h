@@ -1,0 +1,97 @@
+// TrainStep: one training step on one device, and the memory it needs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/config/run_config.h"
+#include "core/model/model.h"
+#include "data/loader.h"
+#include "optim/optimizer.h"
+#include "parallel/communicator.h"
+#include "parallel/layout.h"
+
+namespace olmo {
+
+// What a step reports. Losses are per valid label of the step; auxiliary losses are sums over layers and micro-batches,
+// unweighted.
+struct StepResult {
+  int64_t step = 0;
+  double ce = 0;         // cross-entropy
+  double z = 0;          // squared log-normaliser, unweighted
+  double balance = 0;    // load-balancing loss
+  double router_z = 0;   // router z-loss
+  std::vector<double> balance_by_block, router_z_by_block;
+  std::vector<std::vector<int64_t>> expert_load;  // routes per MoE block and expert
+  double grad_norm = 0;
+  double lr = 0;
+  bool skipped = false;
+  int64_t tokens = 0;  // of the step, over all ranks
+  int64_t filtered_rows = 0;
+};
+
+// Bytes of each arena, by name.
+using MemoryPlan = std::vector<std::pair<std::string, int64_t>>;
+
+struct EvalResult {
+  double ce = 0;  // mean over valid labels
+  int64_t labels = 0;
+};
+
+class TrainStep {
+ public:
+  // Allocates everything a run needs, after planning it on the meta device. `with_optimizer` false: evaluation and
+  // generation only. The communicator outlives the step.
+  TrainStep(const RunConfig& config, const Device& device, Communicator& ranks, bool with_optimizer);
+  ~TrainStep();
+
+  // Forward and backward over the batch's micro-batches, then the optimizer at rate `lr`. Throws RunError naming the first
+  // non-finite tensor when loss or gradient norm is not finite; parameters and moments are untouched then.
+  StepResult run(const Batch& batch, double lr);
+  // Gradients and losses only, without the optimizer (for tests and `bench`).
+  StepResult forward_backward(const Batch& batch);
+
+  // Adds up one batch of an evaluation set.
+  void evaluate(const Batch& batch, EvalResult& sums);
+
+  Model& model() { return *model_; }
+  ParamStore& params() { return *params_; }
+  Optimizer& optimizer() { return *optimizer_; }
+  Stream& stream() { return stream_; }
+  Arena& activations() { return activations_; }
+  const MemoryPlan& memory() const { return memory_; }
+
+  // The memory of a run without allocating it.
+  static MemoryPlan plan(const RunConfig& config, const Device& device, bool with_optimizer);
+
+ private:
+  struct Capacity {
+    int64_t activations = 0;
+    int64_t scratch = 0;
+  };
+  TrainStep(const RunConfig& config, const Device& device, Communicator& ranks, bool with_optimizer, Capacity capacity);
+  static Capacity measure(const RunConfig& config, const Device& device, bool with_optimizer);
+
+  MicroBatch micro_batch(const Batch& batch, int64_t first_row, int64_t rows, double divisor) const;
+  void zero_sums();
+  void read_sums(StepResult& result, double divisor);
+  [[noreturn]] void report_nonfinite(const StepResult& result);
+
+  RunConfig config_;
+  Communicator& ranks_;
+  Stream stream_;
+  Arena activations_;
+  Arena sums_arena_;
+  std::unique_ptr<ParamStore> params_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Optimizer> optimizer_;
+  StepSums sums_;
+  Tensor labels_seen_;  // f64 [1], summed over ranks
+  std::vector<int32_t> row_positions_;
+  MemoryPlan memory_;
+};
+
+}  // namespace olmo

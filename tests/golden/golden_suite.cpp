@@ -1,0 +1,397 @@
+// Runs the cases of a folder against their right answers and prints one line each. Kinds of file, told apart by what they
+// hold: a model with losses and gradients (param.*), ten AdamW steps (start.* and end.*), a loss curve (start.* and
+// log.ce), the loader's order (a JSON object with `shuffle`), tokenizer cases (a JSON list; tokenizer.json beside it).
+//   golden_suite FOLDER        every case of the folder
+//   golden_suite FILE          that one
+// Exit status: 0 all passed, 1 a case failed, 2 nothing to run.
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/checkpoint/safetensors.h"
+#include "core/train/session.h"
+#include "data/order.h"
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using namespace olmo;
+
+namespace {
+
+// What went wrong in one case; empty when it passed. `note` says how near the answers were.
+struct Outcome {
+  std::vector<std::string> faults;
+  std::string note;
+
+  void expect(bool holds, const std::string& fault) {
+    if (!holds) faults.push_back(fault);
+  }
+};
+
+RunConfig config_of(const SafetensorsFile& file) {
+  const json c = json::parse(file.metadata().at("config"));
+  RunConfig config;
+  ModelConfig& m = config.model;
+  m.d_model = c.at("d_model");
+  m.n_layers = c.at("n_layers");
+  m.n_heads = c.at("n_heads");
+  m.n_kv_heads = c.at("n_kv_heads");
+  m.head_dim = c.at("head_dim");
+  m.vocab_size = c.at("vocab_size");
+  m.rope_theta = c.at("rope_theta");
+  m.dense.layers = c.at("n_dense");
+  m.dense.hidden = c.at("dense_hidden");
+  m.embed_scale = c.value("embed_scale", 0.0);
+  m.embedding_norm = c.value("embedding_norm", true);
+  const std::string norm = c.value("norm", "peri");
+  m.norm = norm == "pre" ? NormPlacement::pre : norm == "reordered" ? NormPlacement::reordered : NormPlacement::peri;
+  if (c.contains("window")) {
+    m.window.pattern = {c.at("window").get<int64_t>()};
+    m.window.full_ends = false;
+  }
+  m.moe.experts = c.at("n_experts");
+  m.moe.top_k = c.at("top_k");
+  m.moe.hidden = c.at("moe_hidden");
+  m.moe.shared_hidden = c.at("shared_hidden");
+  m.moe.gating = c.value("gating", "softmax") == "sigmoid" ? GatingKind::sigmoid : GatingKind::softmax;
+  m.moe.normalize = c.value("normalize_expert_weights", true);
+  m.moe.restore_scale = c.value("restore_weight_scale", true);
+  m.moe.load_balance = c.at("lb_loss");
+  m.moe.router_z = c.at("router_z_loss");
+  m.moe.granularity =
+      c.value("lb_granularity", "local_batch") == "instance" ? BalanceGranularity::instance : BalanceGranularity::local_batch;
+  config.optim.z_loss = c.at("z_loss");
+  config.data.document_mask = c.value("doc_mask", false);
+  config.data.eos = c.value("eos", -1);
+  return config;
+}
+
+void load_params(TrainStep& step, const SafetensorsFile& file, const std::string& prefix) {
+  for (const Param& p : step.params().params()) {
+    const std::vector<double> values = file.values(prefix + p.info.name);
+    if (static_cast<int64_t>(values.size()) != p.value.elements()) throw RunError("{}{}: wrong size", prefix, p.info.name);
+    for (size_t i = 0; i < values.size(); ++i) p.value.f32()[i] = static_cast<float>(values[i]);
+  }
+}
+
+// A batch from ids and labels; an empty label list stands for next-token labels with the last of a row ignored.
+Batch make_batch(const RunConfig& config, const double* ids, const double* labels, int64_t rows, int64_t length,
+                 int64_t step) {
+  Batch b;
+  b.step = step;
+  b.rows = rows;
+  b.sequence_length = length;
+  for (int64_t row = 0; row < rows; ++row) {
+    b.row_in_step.push_back(row);
+    int32_t start = 0;
+    for (int64_t t = 0; t < length; ++t) {
+      const int64_t i = row * length + t;
+      b.ids.push_back(static_cast<int32_t>(ids[i]));
+      const double next = t + 1 < length ? ids[i + 1] : -100;
+      b.labels.push_back(static_cast<int32_t>(labels != nullptr ? labels[i] : next));
+      b.valid_labels += b.labels.back() >= 0 ? 1 : 0;
+      b.positions.push_back(static_cast<int32_t>(t) - start);
+      if (!config.data.document_mask) continue;
+      b.document_start.push_back(start);
+      if (b.ids.back() == config.data.eos) start = static_cast<int32_t>(t) + 1;
+    }
+  }
+  return b;
+}
+
+double relative(double got, double want) { return std::abs(got - want) / std::max(std::abs(want), 1e-12); }
+
+// || got - want || / || want ||, and || got || when want is zero.
+double distance(const float* got, const std::vector<double>& want) {
+  double error = 0, size = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    error += (got[i] - want[i]) * (got[i] - want[i]);
+    size += want[i] * want[i];
+  }
+  return size > 0 ? std::sqrt(error / size) : std::sqrt(error);
+}
+
+void check_routing(TrainStep& step, const SafetensorsFile& file, Outcome& out) {
+  for (int64_t block = 0; block < step.model().moe_blocks(); ++block) {
+    const int64_t layer = step.model().config().dense.layers + block;
+    const std::vector<double> want = file.values("routing." + std::to_string(layer));
+    const Tensor got = step.model().routing(block);
+    const int64_t k = got.cols();
+    int64_t wrong = 0;
+    for (int64_t n = 0; n < got.rows(); ++n) {
+      std::multiset<int64_t> a, b;
+      for (int64_t s = 0; s < k; ++s) {
+        a.insert(got.i32()[n * k + s]);
+        b.insert(static_cast<int64_t>(want[static_cast<size_t>(n * k + s)]));
+      }
+      wrong += a != b ? 1 : 0;
+    }
+    out.expect(wrong == 0, fmt::format("block {}: {} tokens go to other experts", layer, wrong));
+  }
+}
+
+Outcome run_model(const SafetensorsFile& file, const Device& device) {
+  Outcome out;
+  RunConfig config = config_of(file);
+  const std::vector<int64_t>& shape = file.entry("ids").shape;
+  config.batch.rows = config.batch.micro_rows = shape[0];
+  config.data.sequence_length = shape[1];
+  SingleRank rank;
+  TrainStep step(config, device, rank, true);
+  load_params(step, file, "param.");
+  const std::vector<double> ids = file.values("ids"), labels = file.values("labels");
+  const Batch batch = make_batch(config, ids.data(), labels.data(), shape[0], shape[1], 1);
+
+  const StepResult r = step.forward_backward(batch);
+  check_routing(step, file, out);
+  const std::vector<double> losses = file.values("losses");
+  const double total = r.ce + config.optim.z_loss * r.z + config.model.moe.load_balance * r.balance +
+                       config.model.moe.router_z * r.router_z;
+  const double got[] = {total, r.ce, r.z, r.balance, r.router_z};
+  double worst_loss = 0;
+  for (size_t i = 0; i < 5; ++i) worst_loss = std::max(worst_loss, relative(got[i], losses[i]));
+  out.expect(worst_loss <= 2e-6, fmt::format("losses differ by {:.1e} (relative), 2e-6 allowed", worst_loss));
+
+  double worst_grad = 0;
+  for (const Param& p : step.params().params()) {
+    const double d = distance(p.grad.f32(), file.values("grad." + p.info.name));
+    worst_grad = std::max(worst_grad, d);
+    out.expect(d <= 1e-4, fmt::format("gradient of {} differs by {:.1e}, 1e-4 allowed", p.info.name, d));
+  }
+
+  const int64_t n = shape[0] * shape[1];
+  const std::vector<double> want = file.values("logits");
+  std::vector<float> logits(want.size());
+  MicroBatch mb;
+  mb.rows = shape[0];
+  mb.sequence_length = shape[1];
+  mb.ids = Tensor(const_cast<int32_t*>(batch.ids.data()), DType::i32, {n});
+  mb.positions = Tensor(const_cast<int32_t*>(batch.positions.data()), DType::i32, {n});
+  if (config.data.document_mask) {
+    mb.document_start = Tensor(const_cast<int32_t*>(batch.document_start.data()), DType::i32, {n});
+  }
+  step.model().logits(mb, n, Tensor(logits.data(), DType::f32, {n, config.model.vocab_size}), nullptr, step.activations(),
+                      step.stream());
+  double worst_logit = 0;
+  for (size_t i = 0; i < want.size(); ++i) worst_logit = std::max(worst_logit, std::abs(logits[i] - want[i]));
+  out.expect(worst_logit <= 2e-5, fmt::format("logits differ by {:.1e}, 2e-5 allowed", worst_logit));
+  out.note = fmt::format("losses {:.1e}, gradients {:.1e}, logits {:.1e}", worst_loss, worst_grad, worst_logit);
+  return out;
+}
+
+// Optimizer steps over `batches` with micro-batches of `micro_rows`, one result each.
+std::vector<StepResult> run_steps(TrainStep& step, const RunConfig& config, const SafetensorsFile& file) {
+  const std::vector<int64_t>& shape = file.entry("batches").shape;
+  const std::vector<double> ids = file.values("batches"), lrs = file.values("lrs");
+  std::vector<StepResult> results;
+  for (int64_t i = 0; i < shape[0]; ++i) {
+    const Batch batch = make_batch(config, ids.data() + i * shape[1] * shape[2], nullptr, shape[1], shape[2], i + 1);
+    results.push_back(step.run(batch, lrs[static_cast<size_t>(i)]));
+  }
+  return results;
+}
+
+RunConfig training_config(const SafetensorsFile& file) {
+  RunConfig config = config_of(file);
+  const std::vector<int64_t>& shape = file.entry("batches").shape;
+  config.batch.rows = shape[1];
+  config.batch.micro_rows = shape[1] / 2;
+  config.data.sequence_length = shape[2];
+  return config;
+}
+
+Outcome run_training(const SafetensorsFile& file, const Device& device) {
+  Outcome out;
+  const RunConfig config = training_config(file);
+  SingleRank rank;
+  TrainStep step(config, device, rank, true);
+  load_params(step, file, "start.");
+  const std::vector<StepResult> results = run_steps(step, config, file);
+  double worst_log = 0;
+  const auto compare = [&](const char* name, const std::function<double(const StepResult&)>& get) {
+    const std::vector<double> want = file.values(std::string("log.") + name);
+    for (size_t i = 0; i < want.size(); ++i) {
+      const double d = relative(get(results[i]), want[i]);
+      worst_log = std::max(worst_log, d);
+      out.expect(d <= 1e-4, fmt::format("step {}: {} is {}, not {} (1e-4 allowed)", i + 1, name, get(results[i]), want[i]));
+    }
+  };
+  compare("ce", [](const StepResult& r) { return r.ce; });
+  compare("z", [](const StepResult& r) { return r.z; });
+  compare("lb", [](const StepResult& r) { return r.balance; });
+  compare("rz", [](const StepResult& r) { return r.router_z; });
+  compare("grad_norm", [](const StepResult& r) { return r.grad_norm; });
+  double worst_end = 0;
+  for (const Param& p : step.params().params()) {
+    const double d = distance(p.value.f32(), file.values("end." + p.info.name));
+    worst_end = std::max(worst_end, d);
+    out.expect(d <= 1e-4, fmt::format("end.{} differs by {:.1e}, 1e-4 allowed", p.info.name, d));
+  }
+  out.note = fmt::format("logs {:.1e}, end {:.1e}", worst_log, worst_end);
+  return out;
+}
+
+Outcome run_curve(const SafetensorsFile& file, const Device& device) {
+  Outcome out;
+  const RunConfig config = training_config(file);
+  SingleRank rank;
+  TrainStep step(config, device, rank, true);
+  load_params(step, file, "start.");
+  const std::vector<StepResult> results = run_steps(step, config, file);
+  const std::vector<double> want = file.values("log.ce");
+  double worst[3] = {};
+  for (size_t i = 0; i < want.size(); ++i) {
+    const double d = std::abs(results[i].ce - want[i]);
+    const size_t stage = i < 10 ? 0 : i < 50 ? 1 : 2;
+    worst[stage] = std::max(worst[stage], d);
+  }
+  const double allowed[3] = {1e-5, 0.01, 0.03};
+  for (size_t stage = 0; stage < 3; ++stage) {
+    out.expect(worst[stage] <= allowed[stage],
+               fmt::format("CE differs by {:.1e} in part {} of 3, {} allowed", worst[stage], stage + 1, allowed[stage]));
+  }
+  out.note = fmt::format("CE {:.1e} to step 10, {:.1e} to 50, {:.1e} to the end", worst[0], worst[1], worst[2]);
+  return out;
+}
+
+// A folder of u16 arrays whose tokens count up from 0 modulo 60,000 across all of them.
+class CountingArrays {
+ public:
+  explicit CountingArrays(const std::vector<int64_t>& lengths) : folder_(fs::temp_directory_path() / fmt::format("olmo-golden-{}", getpid())) {
+    fs::create_directories(folder_);
+    int64_t token = 0;
+    for (int64_t length : lengths) {
+      const std::string path = folder_ / fmt::format("part-{}.npy", files_.size());
+      std::ofstream file(path, std::ios::binary);
+      for (int64_t i = 0; i < length; ++i) {
+        const uint16_t value = static_cast<uint16_t>(token++ % 60000);
+        file.write(reinterpret_cast<const char*>(&value), sizeof value);
+      }
+      files_.push_back(path);
+    }
+  }
+  ~CountingArrays() { fs::remove_all(folder_); }
+  const std::vector<std::string>& files() const { return files_; }
+
+ private:
+  fs::path folder_;
+  std::vector<std::string> files_;
+};
+
+Outcome run_order(const json& cases) {
+  Outcome out;
+  for (const json& c : cases.at("shuffle")) {
+    const std::vector<uint32_t> want = c.at("order");
+    out.expect(shuffled_order(c.at("n"), c.at("seed")) == want, fmt::format("shuffle of {} with seed {}", c.at("n").dump(), c.at("seed").dump()));
+  }
+  for (const json& c : cases.at("loader")) {
+    const CountingArrays arrays(c.at("array_lengths").get<std::vector<int64_t>>());
+    LoaderSettings s;
+    s.files = arrays.files();
+    s.dtype = "uint16";
+    s.vocab_size = 60000;
+    s.sequence_length = c.at("sequence_length");
+    s.seed = c.at("seed");
+    s.rank = c.at("rank");
+    s.world = c.at("world");
+    const int64_t rows = c.at("rows_per_batch");
+    s.rows_of_step = [rows](int64_t) { return rows; };
+    DataLoader loader(s, 1, DataPosition{c.at("epoch"), 0});
+    std::vector<std::vector<int32_t>> got;
+    for (size_t i = 0; i < c.at("first_token_of_each_row").size(); ++i) {
+      const Batch& batch = loader.next();
+      got.emplace_back();
+      for (int64_t row = 0; row < batch.rows; ++row) got.back().push_back(batch.ids[static_cast<size_t>(row * batch.sequence_length)]);
+    }
+    out.expect(json(got) == c.at("first_token_of_each_row"),
+               fmt::format("loader with seed {}, epoch {}, rank {} of {}", s.seed, c.at("epoch").dump(), s.rank, s.world));
+  }
+  out.note = fmt::format("{} shuffles, {} loaders", cases.at("shuffle").size(), cases.at("loader").size());
+  return out;
+}
+
+Outcome run_tokenizer(const json& cases, const fs::path& tokenizer_file) {
+  Outcome out;
+  const Tokenizer tokenizer = Tokenizer::load(tokenizer_file.string());
+  for (const json& c : cases) {
+    const std::string text = c.at("text"), decoded = c.at("decoded");
+    const std::vector<int32_t> ids = c.at("ids");
+    out.expect(tokenizer.encode(text, true) == ids, "ids of " + c.at("text").dump());
+    out.expect(tokenizer.decode(ids) == decoded, "text of the ids of " + c.at("text").dump());
+  }
+  out.note = fmt::format("{} texts", cases.size());
+  return out;
+}
+
+// Runs one file if it is of a known kind; false if it is not a case by itself.
+bool run_file(const fs::path& path, const Device& device, Outcome& out) {
+  if (path.extension() == ".safetensors") {
+    const SafetensorsFile file(path.string());
+    const bool has_end = std::any_of(file.entries().begin(), file.entries().end(),
+                                     [](const auto& e) { return e.first.rfind("end.", 0) == 0; });
+    if (file.contains("losses")) {
+      out = run_model(file, device);
+    } else if (has_end) {
+      out = run_training(file, device);
+    } else if (file.contains("log.ce")) {
+      out = run_curve(file, device);
+    } else {
+      return false;
+    }
+    return true;
+  }
+  if (path.extension() != ".json" || path.filename() == "tokenizer.json") return false;
+  const json content = json::parse(std::ifstream(path));
+  if (content.is_object() && content.contains("shuffle")) {
+    out = run_order(content);
+  } else if (content.is_array() && !content.empty() && content[0].contains("ids")) {
+    out = run_tokenizer(content, path.parent_path() / "tokenizer.json");
+  } else {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    fmt::print(stderr, "usage: golden_suite FOLDER | FILE\n");
+    return 2;
+  }
+  std::vector<fs::path> files;
+  if (fs::is_directory(argv[1])) {
+    for (const auto& entry : fs::directory_iterator(argv[1])) {
+      if (entry.is_regular_file()) files.push_back(entry.path());
+    }
+  } else {
+    files.push_back(argv[1]);
+  }
+  std::sort(files.begin(), files.end());
+
+  const Device device = open_device(RunConfig{});
+  int passed = 0, failed = 0;
+  for (const fs::path& path : files) {
+    Outcome out;
+    try {
+      if (!run_file(path, device, out)) {
+        fmt::print("no case  {}\n", path.filename().string());
+        continue;
+      }
+    } catch (const std::exception& e) {
+      out.faults.push_back(e.what());
+    }
+    fmt::print("{}  {}  {}\n", out.faults.empty() ? "passed " : "FAILED ", path.filename().string(), out.note);
+    for (const std::string& fault : out.faults) fmt::print("         {}\n", fault);
+    ++(out.faults.empty() ? passed : failed);
+  }
+  fmt::print("{} passed, {} failed\n", passed, failed);
+  return failed > 0 ? 1 : passed > 0 ? 0 : 2;
+}
