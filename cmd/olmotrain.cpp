@@ -1,1 +1,94 @@
-int main() { return 0; }
+// The program: registers the subcommands, runs the one that was asked for and turns errors into one line and an exit
+// code. 0 done; 1 failure; 2 something the user can put right; 75 stopped on request after saving.
+#include <exception>
+#include <iostream>
+
+#include "cmd/commands.h"
+#include "core/config/nearest.h"
+#include "kernels/error.h"
+
+namespace olmo {
+namespace {
+
+constexpr const char* kVersion = OLMO_VERSION;
+constexpr int kFailure = 1;
+constexpr int kUserError = 2;
+
+void add_commands(CLI::App& app) {
+  add_config_command(app);
+  app.require_subcommand(0, 1);
+  app.set_version_flag("--version", std::string("olmotrain ") + kVersion);
+  app.footer(
+      "Start here:\n"
+      "  olmotrain train configs/smoke.yaml               train a small mixture of experts on this machine's CPU\n"
+      "  olmotrain train configs/smoke.yaml --set run.steps=20 optim.lr=1e-3\n"
+      "  olmotrain config --docs                          every key of a run file\n"
+      "  olmotrain COMMAND --help                         options and examples of a command");
+}
+
+void print_error(std::string text) {
+  for (char& c : text) {
+    if (c == '\n' || c == '\r') c = ' ';
+  }
+  std::cerr << "olmotrain: " << text << std::endl;
+}
+
+// The command that was being parsed when an error came up.
+const CLI::App& innermost(const CLI::App& app) {
+  const auto inside = app.get_subcommands();
+  return inside.empty() ? app : innermost(*inside.back());
+}
+
+std::string full_name(const CLI::App& app) {
+  return app.get_parent() == nullptr ? app.get_name() : full_name(*app.get_parent()) + " " + app.get_name();
+}
+
+// "; did you mean train?" for the first word that is neither a command nor an option of `app`.
+std::string hint(const CLI::App& app) {
+  std::vector<std::string> known;
+  for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    known.push_back(command->get_name());
+  for (const auto* option : app.get_options()) {
+    for (const auto& name : option->get_lnames()) known.push_back("--" + name);
+  }
+  for (const auto& word : app.remaining(false)) {
+    const std::string near = nearest_word(word.substr(0, word.find('=')), known);
+    if (!near.empty()) return "; did you mean " + near + "?";
+  }
+  return "";
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Trains mixture-of-experts language models.", "olmotrain");
+  add_commands(app);
+  if (argc < 2) {
+    print_error("no command; olmotrain --help lists them, olmotrain train configs/smoke.yaml is a start");
+    return kUserError;
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);
+    const CLI::App& command = innermost(app);
+    print_error(fmt::format("{}{}; see {} --help", error.what(), hint(command), full_name(command)));
+    return kUserError;
+  }
+  std::cout.flush();
+  if (!std::cout) throw RunError("standard output could not be written to; is the disk full?");
+  return exit_code();
+}
+
+}  // namespace
+}  // namespace olmo
+
+int main(int argc, char** argv) {
+  try {
+    return olmo::run(argc, argv);
+  } catch (const olmo::UserError& error) {
+    olmo::print_error(error.what());
+    return olmo::kUserError;
+  } catch (const std::exception& error) {
+    olmo::print_error(error.what());
+    return olmo::kFailure;
+  }
+}

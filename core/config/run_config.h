@@ -1,5 +1,5 @@
-// RunConfig: everything a run file can say, with its defaults. core/config/schema.cpp binds each member to its key, range
-// and help; nothing else knows the names of keys.
+// RunConfig: everything a run file can say, with its defaults. core/config/schema.cpp binds each member to its key,
+// range and help; nothing else knows the names of keys.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +23,12 @@ struct MoeConfig {
   int64_t shared_hidden = 256;  // width of the shared expert, 0 = none
   GatingKind gating = GatingKind::softmax;
   RoutingKind routing = RoutingKind::learned;
-  bool normalize = true;        // weights divided by their sum
-  bool restore_scale = true;    // then multiplied by top_k
-  double load_balance = 0.01;   // weight of the load-balancing loss
-  double router_z = 0.001;      // weight of the router z-loss
+  bool normalize = true;       // weights divided by their sum
+  bool restore_scale = true;   // then multiplied by top_k
+  double load_balance = 0.01;  // weight of the load-balancing loss
+  double router_z = 0.001;     // weight of the router z-loss
   BalanceGranularity granularity = BalanceGranularity::local_batch;
-  double bias_gamma = 0;        // step of auxiliary-loss-free balancing, 0 = off
+  double bias_gamma = 0;  // step of auxiliary-loss-free balancing, 0 = off
 };
 
 struct DenseConfig {
@@ -61,18 +61,18 @@ struct ModelConfig {
 };
 
 struct DataConfig {
-  std::vector<std::string> train;                          // token files, globs, or one mix file (.txt)
-  std::map<std::string, std::vector<std::string>> eval;    // evaluation sets by name
-  std::vector<std::string> label_masks;                    // one per train file, or empty
+  std::vector<std::string> train;                        // token files, globs, or one mix file (.txt)
+  std::map<std::string, std::vector<std::string>> eval;  // evaluation sets by name
+  std::vector<std::string> label_masks;                  // one per train file, or empty
   int64_t sequence_length = 256;
-  std::string tokenizer;                                   // tokenizer.json, or "byte"; empty = none
-  std::string dtype = "auto";                              // auto | uint8 | uint16 | uint32 | uint64 of headerless arrays
-  int64_t eos = -1;                                        // id that ends a document; -1 = the tokenizer's
-  bool document_mask = false;                              // attention and positions stay inside documents
+  std::string tokenizer;       // tokenizer.json, or "byte"; empty = none
+  std::string dtype = "auto";  // auto | uint8 | uint16 | uint32 | uint64 of headerless arrays
+  int64_t eos = -1;            // id that ends a document; -1 = the tokenizer's
+  bool document_mask = false;  // attention and positions stay inside documents
   bool shuffle = true;
   int64_t seed = 34521;
-  std::string mix_base;                                    // folder that paths of a mix file are relative to
-  bool repetition_filter = false;                          // mask instances that repeat a short period (reference's rule)
+  std::string mix_base;            // folder that paths of a mix file are relative to
+  bool repetition_filter = false;  // mask instances that repeat a short period (reference's rule)
 };
 
 struct BatchWarmup {
@@ -87,7 +87,7 @@ struct BatchConfig {
 };
 
 struct OptimOverride {
-  std::string match;         // glob on parameter names
+  std::string match;  // glob on parameter names
   double lr_scale = 1;
   double weight_decay = -1;  // -1 = leave as it is
 };
@@ -97,8 +97,8 @@ struct OptimConfig {
   std::vector<double> betas = {0.9, 0.95};
   double eps = 1e-8;
   double weight_decay = 0.1;
-  double clip = 1.0;     // largest global gradient norm, 0 = no clipping
-  double z_loss = 1e-5;  // weight of the output z-loss
+  double clip = 1.0;      // largest global gradient norm, 0 = no clipping
+  double z_loss = 1e-5;   // weight of the output z-loss
   double skip_sigma = 0;  // standard deviations above the mean at which a step is skipped, 0 = never
   int64_t skip_window = 128;
   std::vector<OptimOverride> overrides;
@@ -107,8 +107,8 @@ struct OptimConfig {
 struct ScheduleConfig {
   ScheduleKind kind = ScheduleKind::wsd;
   int64_t warmup = 30;
-  int64_t decay = 75;        // wsd: length of the final decay
-  double final_scale = 0;    // last learning rate as a share of the peak
+  int64_t decay = 75;      // wsd: length of the final decay
+  double final_scale = 0;  // last learning rate as a share of the peak
   ScheduleUnit unit = ScheduleUnit::steps;
 };
 
@@ -129,9 +129,9 @@ struct ParallelConfig {
 };
 
 struct CheckpointConfig {
-  int64_t every = 100;     // steps between checkpoints, 0 = only at the end
-  int64_t keep_last = 2;   // newest checkpoints kept, 0 = all
-  int64_t keep_every = 0;  // checkpoints of these multiples are kept for ever, 0 = none
+  int64_t every = 100;          // steps between checkpoints, 0 = only at the end
+  int64_t keep_last = 2;        // newest checkpoints kept, 0 = all
+  int64_t keep_every = 0;       // checkpoints of these multiples are kept for ever, 0 = none
   std::string resume = "auto";  // auto: newest in the run folder, if any | never | latest | a checkpoint folder
 };
 

@@ -1,0 +1,263 @@
+// Rules that bind several keys, and what this version does not run yet.
+#include "core/config/check.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/config/config.h"
+#include "core/config/schema.h"
+#include "core/config/values.h"
+#include "kernels/error.h"
+
+namespace olmo {
+namespace {
+
+constexpr int64_t kWorld = 1;  // ranks of this version
+constexpr int64_t kMaxTokens = 2147483647;
+
+// The divisors of n, at most the eight nearest to `near`, for messages that say what would work.
+std::string divisors(int64_t n, int64_t near) {
+  std::vector<int64_t> all;
+  for (int64_t d = 1; d <= n / d; ++d) {
+    if (n % d != 0) continue;
+    all.push_back(d);
+    if (d != n / d) all.push_back(n / d);
+  }
+  const auto distance = [&](int64_t d) { return std::abs(d - near); };
+  std::stable_sort(all.begin(), all.end(), [&](int64_t a, int64_t b) { return distance(a) < distance(b); });
+  if (all.size() > 8) all.resize(8);
+  std::sort(all.begin(), all.end());
+  std::string text;
+  for (const auto d : all) text += (text.empty() ? "" : ", ") + std::to_string(d);
+  return text;
+}
+
+class Rules {
+ public:
+  Rules(const RunConfig& config, const std::map<std::string, std::string>& places) : c_(config), places_(places) {}
+
+  void check() {
+    check_values();
+    check_version();
+    check_run();
+    check_model();
+    check_batch();
+    check_data();
+    check_optim();
+  }
+
+ private:
+  // The message starts with the place of the first key that was set somewhere.
+  template <class... T>
+  [[noreturn]] void fail(const std::vector<std::string>& keys, fmt::format_string<T...> format, T&&... values) const {
+    std::string where;
+    for (const auto& key : keys) {
+      const auto place = places_.find(key);
+      if (place == places_.end()) continue;
+      where = place->second;
+      break;
+    }
+    throw UserError("{}{}", where, fmt::format(format, std::forward<T>(values)...));
+  }
+
+  void check_values() const {
+    RunConfig copy = c_;
+    for (const auto& key : bind_keys(copy)) {
+      const auto place = places_.find(key.path);
+      check_value(key, place == places_.end() ? "" : place->second);
+    }
+  }
+
+  void only(const std::string& key, bool holds, const std::string& value, const std::string& allowed) const {
+    if (holds) return;
+    fail({key}, "{} is {}: this version trains in fp32 on the CPU on one rank; set it to {}", key, value, allowed);
+  }
+
+  void check_version() const {
+    const ParallelConfig& p = c_.parallel;
+    const auto one = [&](const std::string& key, int64_t value) { only(key, value == 1, std::to_string(value), "1"); };
+    const auto text = [&](const std::string& key, const std::string& value, const std::string& allowed) {
+      only(key, value == allowed, print_text(value), allowed);
+    };
+    only("run.device", c_.run.device != "cuda", c_.run.device, "cpu or auto");
+    only("run.cuda_graphs", c_.run.cuda_graphs != "on", c_.run.cuda_graphs, "auto or off");
+    one("parallel.pp", p.pp);
+    one("parallel.ep", p.ep);
+    text("parallel.strategy", p.strategy, "ddp");
+    text("parallel.pipeline", p.pipeline, "1f1b");
+    one("parallel.chunks", p.chunks);
+    only("parallel.split", p.split.empty(), "a list of blocks", "[]");
+    text("parallel.expert_path", p.expert_path, "sync");
+    one("parallel.waves", p.waves);
+    only("parallel.two_batch_overlap", !p.two_batch_overlap, "true", "false");
+    text("parallel.ep_transport", p.ep_transport, "auto");
+    text("precision.mode", c_.precision_mode, "fp32");
+    text("recompute.mode", c_.recompute_mode, "none");
+  }
+
+  void check_run() const {
+    const RunSection& r = c_.run;
+    if (r.folder.empty())
+      fail({"run.folder"}, "run.folder is empty; allowed: the path of a folder, such as runs/smoke");
+    if (r.steps > 0 && r.epochs > 0) {
+      fail({"run.epochs", "run.steps"}, "run.steps is {} and run.epochs is {}; set one of them to 0", r.steps,
+           print_number(r.epochs));
+    }
+    if (r.steps == 0 && r.epochs == 0) {
+      fail({"run.steps", "run.epochs"}, "run.steps and run.epochs are both 0; set one of them to 1 or more");
+    }
+    if (c_.checkpoint.resume.empty()) {
+      fail({"checkpoint.resume"}, "checkpoint.resume is empty; allowed: auto, never, latest or a checkpoint folder");
+    }
+  }
+
+  void check_model() const {
+    const ModelConfig& m = c_.model;
+    if (m.n_heads % m.n_kv_heads != 0) {
+      fail({"model.n_kv_heads", "model.n_heads"},
+           "model.n_heads is {}, not a multiple of model.n_kv_heads {}; n_kv_heads may be {}", m.n_heads, m.n_kv_heads,
+           divisors(m.n_heads, m.n_kv_heads));
+    }
+    if (m.head_dim % 2 != 0) {
+      fail({"model.head_dim"}, "model.head_dim is {}; rotary embeddings need an even number, such as {}", m.head_dim,
+           m.head_dim + 1);
+    }
+    if (m.dense.layers > m.n_layers) {
+      fail({"model.dense.layers", "model.n_layers"},
+           "model.dense.layers is {} with model.n_layers {}; allowed: 0 to {}", m.dense.layers, m.n_layers, m.n_layers);
+    }
+    if (m.dense.layers < m.n_layers) check_moe(m.moe);
+  }
+
+  void check_moe(const MoeConfig& moe) const {
+    if (moe.top_k > moe.experts) {
+      fail({"model.moe.top_k", "model.moe.experts"},
+           "model.moe.top_k is {} with model.moe.experts {}; allowed: 1 to {}", moe.top_k, moe.experts, moe.experts);
+    }
+    if (moe.bias_gamma > 0 && moe.routing != RoutingKind::learned) {
+      fail({"model.moe.bias_gamma", "model.moe.routing"},
+           "model.moe.bias_gamma is {} with model.moe.routing {}; score biases balance learned routing only: set "
+           "bias_gamma "
+           "to 0 or routing to learned",
+           print_number(moe.bias_gamma), moe.routing == RoutingKind::random ? "random" : "uniform");
+    }
+  }
+
+  void check_rows(const std::string& key, int64_t rows) const {
+    const int64_t unit = c_.batch.micro_rows * kWorld;
+    if (rows % unit == 0) return;
+    fail({key, "batch.micro_rows"}, "{} is {}, not a multiple of batch.micro_rows {}; micro_rows may be {}", key, rows,
+         c_.batch.micro_rows, divisors(rows, c_.batch.micro_rows));
+  }
+
+  void check_batch() const {
+    const BatchConfig& b = c_.batch;
+    check_rows("batch.rows", b.rows);
+    for (size_t i = 0; i < b.warmup.size(); ++i) {
+      const std::string key = fmt::format("batch.warmup[{}]", i);
+      const BatchWarmup& w = b.warmup[i];
+      if (b.rows % w.rows != 0) {
+        fail({"batch.warmup"}, "{}.rows is {}, not a divisor of batch.rows {}; it may be {}", key, w.rows, b.rows,
+             divisors(b.rows, w.rows));
+      }
+      check_warmup_unit(key, w.rows);
+      const int64_t before = i == 0 ? 0 : b.warmup[i - 1].until;
+      if (w.until <= before) {
+        fail({"batch.warmup"}, "{}.until is {}; allowed: more than the entry before it, {} or more", key, w.until,
+             before + 1);
+      }
+    }
+    // Operators index the rows of a micro-batch, one per token and chosen expert, with 32 bits.
+    const int64_t top_k = c_.model.moe.top_k;
+    const int64_t most = kMaxTokens / c_.data.sequence_length / top_k;
+    if (b.micro_rows > most) {
+      fail({"batch.micro_rows", "data.sequence_length"},
+           "batch.micro_rows {} x data.sequence_length {} x model.moe.top_k {} is more than 2^31 - 1; micro_rows may "
+           "be at "
+           "most {}",
+           b.micro_rows, c_.data.sequence_length, top_k, most);
+    }
+  }
+
+  void check_warmup_unit(const std::string& key, int64_t rows) const {
+    if (rows % (c_.batch.micro_rows * kWorld) == 0) return;
+    fail({"batch.warmup", "batch.micro_rows"},
+         "{}.rows is {}, not a multiple of batch.micro_rows {}; use such a multiple", key, rows, c_.batch.micro_rows);
+  }
+
+  static bool names_one_file(const std::string& name) {
+    const bool mix = name.size() > 4 && name.compare(name.size() - 4, 4, ".txt") == 0;
+    return !mix && name.find_first_of("*?[") == std::string::npos;
+  }
+
+  void check_data() const {
+    const DataConfig& d = c_.data;
+    for (const auto& name : d.train) {
+      if (name.empty()) fail({"data.train"}, "data.train holds an empty path; remove it");
+    }
+    for (const auto& [name, files] : d.eval) check_eval_set(name, files);
+    if (!d.label_masks.empty() && std::all_of(d.train.begin(), d.train.end(), names_one_file) &&
+        d.label_masks.size() != d.train.size()) {
+      fail({"data.label_masks", "data.train"},
+           "data.label_masks has {} files and data.train {}; give one mask per file", d.label_masks.size(),
+           d.train.size());
+    }
+    if (d.eos >= c_.model.vocab_size) {
+      fail({"data.eos", "model.vocab_size"}, "data.eos is {} with model.vocab_size {}; allowed: -1 to {}", d.eos,
+           c_.model.vocab_size, c_.model.vocab_size - 1);
+    }
+    if (d.document_mask && d.eos < 0 && d.tokenizer.empty()) {
+      fail({"data.document_mask", "data.eos"},
+           "data.document_mask is true but nothing says which id ends a document; set data.eos or data.tokenizer");
+    }
+  }
+
+  // The name becomes part of metric names (`eval/<name>/CE loss`).
+  void check_eval_set(const std::string& name, const std::vector<std::string>& files) const {
+    const auto ok = [](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-' ||
+             c == '.';
+    };
+    if (name.empty() || !std::all_of(name.begin(), name.end(), ok)) {
+      fail({"data.eval"}, "data.eval has a set named {}; allowed: letters, digits, '_', '-' and '.'", print_text(name));
+    }
+    const bool empty_path = std::any_of(files.begin(), files.end(), [](const std::string& f) { return f.empty(); });
+    if (files.empty() || empty_path) {
+      fail({"data.eval"}, "data.eval.{} {}; give its token files or remove it", name,
+           files.empty() ? "has no files" : "holds an empty path");
+    }
+  }
+
+  void check_optim() const {
+    const OptimConfig& o = c_.optim;
+    if (o.betas.size() != 2) {
+      fail({"optim.betas"}, "optim.betas has {} numbers; allowed: two, such as [0.9, 0.95]", o.betas.size());
+    }
+    for (size_t i = 0; i < o.overrides.size(); ++i) {
+      const OptimOverride& entry = o.overrides[i];
+      if (entry.match.empty()) {
+        fail({"optim.overrides"},
+             "optim.overrides[{}].match is empty; allowed: a glob on parameter names, such as *.bias", i);
+      }
+      if (entry.weight_decay < 0 && entry.weight_decay != -1) {
+        fail({"optim.overrides"}, "optim.overrides[{}].weight_decay is {}; allowed: 0 or more, or -1 to leave it", i,
+             print_number(entry.weight_decay));
+      }
+    }
+  }
+
+  const RunConfig& c_;
+  const std::map<std::string, std::string>& places_;
+};
+
+}  // namespace
+
+void check_rules(const RunConfig& config, const std::map<std::string, std::string>& places) {
+  Rules(config, places).check();
+}
+
+void check_config(const RunConfig& config) {
+  check_rules(config, {});
+}
+
+}  // namespace olmo
