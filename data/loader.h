@@ -16,20 +16,20 @@ struct DataPosition {
 };
 
 struct LoaderSettings {
-  std::vector<std::string> files;        // headerless arrays (llm.c and Megatron files by their magic), globs expanded, or
-                                         // one mix file (.txt)
+  std::vector<std::string> files;  // headerless arrays (llm.c and Megatron files by their magic), globs expanded, or
+                                   // one mix file (.txt)
   std::vector<std::string> label_masks;  // one byte per token for each file, or empty
   std::string mix_base;
-  std::string tokenizer_id;              // what {TOKENIZER} in a mix file stands for
-  std::string dtype = "auto";            // auto: smallest unsigned type that holds vocab_size - 1
+  std::string tokenizer_id;    // what {TOKENIZER} in a mix file stands for
+  std::string dtype = "auto";  // auto: smallest unsigned type that holds vocab_size - 1
   int64_t sequence_length = 0;
   int64_t vocab_size = 0;
-  int64_t eos = -1;                      // needed by document_mask
+  int64_t eos = -1;  // needed by document_mask
   bool document_mask = false;
   bool repetition_filter = false;
   bool shuffle = true;
   int64_t seed = 34521;
-  int64_t rank = 0;                      // data-parallel rank and world
+  int64_t rank = 0;  // data-parallel rank and world
   int64_t world = 1;
   // Rows of a step over all ranks, steps counted from 1; a multiple of world. Constant but for batch-size warm-up.
   std::function<int64_t(int64_t step)> rows_of_step;
@@ -48,14 +48,14 @@ struct Batch {
   std::vector<int64_t> row_in_step;     // index of each row in the step over all ranks
   int64_t valid_labels = 0;             // labels that are not -100, plus sequence_length - 1 per filtered row
   int64_t filtered_rows = 0;
-  DataPosition after;                   // where the stream stands after this step
+  DataPosition after;  // where the stream stands after this step
 };
 
 class DataLoader {
  public:
-  // Opens (memory-maps) and checks every file: missing, empty, wrong element size, shorter than one instance, a token id
-  // past the vocabulary (file, offset, id; scanned here up to a stated size, and again in every batch). Throws UserError.
-  // Reading ahead starts at step `first_step` from `position`.
+  // Opens (memory-maps) and checks every file: missing, empty, wrong element size, shorter than one instance, a token
+  // id past the vocabulary (file, offset, id; scanned here up to a stated size, and again in every batch). Throws
+  // UserError. Reading ahead starts at step `first_step` from `position`.
   DataLoader(const LoaderSettings& settings, int64_t first_step, const DataPosition& position);
   ~DataLoader();
   DataLoader(const DataLoader&) = delete;
