@@ -13,7 +13,7 @@ namespace olmo {
 namespace {
 
 // Whether `value` is at most mean + sigma * unbiased std of the history.
-bool ordinary(double value, const std::deque<double>& history, double sigma) {
+bool ordinary(double value, const std::vector<double>& history, double sigma) {
   const double n = static_cast<double>(history.size());
   const double mean = std::accumulate(history.begin(), history.end(), 0.0) / n;
   double squares = 0;
@@ -22,6 +22,11 @@ bool ordinary(double value, const std::deque<double>& history, double sigma) {
 }
 
 }  // namespace
+
+SkipRule::SkipRule(double sigma, int64_t window) : sigma_(sigma), window_(window) {
+  losses_.reserve(static_cast<size_t>(window) + 1);
+  norms_.reserve(static_cast<size_t>(window) + 1);
+}
 
 bool SkipRule::admit(double loss, double norm) {
   if (sigma_ <= 0) return true;
@@ -32,8 +37,8 @@ bool SkipRule::admit(double loss, double norm) {
   losses_.push_back(loss);
   norms_.push_back(norm);
   if (static_cast<int64_t>(losses_.size()) > window_) {
-    losses_.pop_front();
-    norms_.pop_front();
+    losses_.erase(losses_.begin());
+    norms_.erase(norms_.begin());
   }
   return take;
 }

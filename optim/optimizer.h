@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <vector>
 
@@ -34,18 +33,18 @@ struct OptimizerSettings {
 // before it (unbiased std).
 class SkipRule {
  public:
-  SkipRule(double sigma, int64_t window) : sigma_(sigma), window_(window) {}
+  SkipRule(double sigma, int64_t window);
   // Whether to take the step with this loss and norm; both are added to the history.
   bool admit(double loss, double norm);
 
-  std::vector<double> losses() const { return {losses_.begin(), losses_.end()}; }
-  std::vector<double> norms() const { return {norms_.begin(), norms_.end()}; }
+  const std::vector<double>& losses() const { return losses_; }
+  const std::vector<double>& norms() const { return norms_; }
   void restore(const std::vector<double>& losses, const std::vector<double>& norms);
 
  private:
   double sigma_;
   int64_t window_;
-  std::deque<double> losses_, norms_;
+  std::vector<double> losses_, norms_;
 };
 
 struct StepOutcome {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -13,6 +14,7 @@
 #include "core/train/progress.h"
 #include "core/train/session.h"
 #include "kernels/cpu/peak.h"
+#include "kernels/error.h"
 
 namespace olmo {
 
@@ -107,12 +109,12 @@ Measured measure(const RunConfig& config, int64_t steps) {
   Measured m;
   m.tokens = static_cast<double>(batch.rows * batch.sequence_length);
   m.model_flops = m.tokens * flops_per_token(config.model, config.data.sequence_length);
-  m.copy_bandwidth = measure_copy_bandwidth(device.threads);
+  m.copy_bandwidth = cpu::measure_copy_bandwidth(device.threads);
   m.step_seconds = m.forward_backward_seconds = 1e30;
   for (int i = 0; i < 2; ++i) step.run(batch, config.optim.lr * 0.01);
   // The peak is measured between the steps, so that both see the same machine.
   for (int64_t i = 0; i < steps; ++i) {
-    if (i % 5 == 0) m.gemm_peak = std::max(m.gemm_peak, measure_gemm_peak(device.threads));
+    if (i % 5 == 0) m.gemm_peak = std::max(m.gemm_peak, cpu::measure_gemm_peak(device.threads));
     m.step_seconds = std::min(m.step_seconds, seconds_of([&] { step.run(batch, config.optim.lr * 0.01); }));
     m.forward_backward_seconds = std::min(m.forward_backward_seconds, seconds_of([&] { step.forward_backward(batch); }));
   }

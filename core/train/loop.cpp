@@ -110,7 +110,7 @@ void Run::start() {
   } else {
     resume(checkpoint);
   }
-  peak_flops_ = measure_gemm_peak(device_.threads);
+  peak_flops_ = cpu::measure_gemm_peak(device_.threads);
   metrics_ = std::make_unique<MetricsWriter>(config_.run.folder, record_.step);
   progress_ = std::make_unique<Progress>(record_.step + 1, last_step_,
                                          flops_per_token(config_.model, config_.data.sequence_length), peak_flops_);
@@ -159,7 +159,7 @@ void Run::one_step() {
   const Batch& batch = loader_->next();
   const int64_t tokens = record_.tokens + batch.rows * batch.sequence_length;
   const int64_t progress = config_.schedule.unit == ScheduleUnit::tokens ? tokens : batch.step;
-  const StepResult result = step_->run(batch, config_.optim.lr * schedule_.scale_at(progress));
+  const StepResult& result = step_->run(batch, config_.optim.lr * schedule_.scale_at(progress));
   record_.step = batch.step;
   record_.tokens = tokens;
   record_.position = batch.after;

@@ -17,11 +17,13 @@ constexpr double kPlainSeconds = 2;
 }  // namespace
 
 std::string with_commas(int64_t value) {
-  std::string digits = std::to_string(value);
-  for (int64_t i = static_cast<int64_t>(digits.size()) - 3; i > (value < 0 ? 1 : 0); i -= 3) {
-    digits.insert(static_cast<size_t>(i), ",");
+  const std::string digits = std::to_string(value < 0 ? -value : value);
+  std::string text(value < 0 ? "-" : "");
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
+    text += digits[i];
   }
-  return digits;
+  return text;
 }
 
 std::string human_bytes(int64_t bytes) {
@@ -32,7 +34,7 @@ std::string human_bytes(int64_t bytes) {
     value /= 1024;
     ++i;
   }
-  return fmt::format(i == 0 ? "{:.0f} {}" : "{:.2f} {}", value, unit[i]);
+  return fmt::format("{:.{}f} {}", value, i == 0 ? 0 : 2, unit[i]);
 }
 
 std::string human_time(double seconds) {
@@ -105,7 +107,8 @@ void Progress::update(const StepResult& r, double seconds) {
       "step {}/{}  loss {:.4f}  grad norm {:.3f}  lr {:.2e}  {} tokens/s  {:.0f} GFLOP/s  MFU {:.1f}%  ETA {}{}", r.step,
       last_step_, r.ce, r.grad_norm, r.lr, with_commas(std::llround(average)), average * flops_per_token_ / 1e9,
       100 * average * flops_per_token_ / peak_flops_, human_time(eta), r.skipped ? "  skipped" : "");
-  fmt::print(terminal_ ? "\r{}\x1b[K" : "{}\n", line);
+  // On a terminal: back to the start of the line, and erase what a longer line left behind it.
+  fmt::print("{}{}{}", terminal_ ? "\r" : "", line, terminal_ ? "\x1b[K" : "\n");
   std::fflush(stdout);
   line_open_ = terminal_;
 }

@@ -65,6 +65,10 @@ TrainStep::TrainStep(const RunConfig& config, const Device& device, Communicator
   sums_.losses = sums_arena_.allocate(DType::f64, {2});
   sums_.aux = sums_arena_.allocate(DType::f64, {blocks, 2});
   sums_.expert_load = sums_arena_.allocate(DType::i64, {blocks, config.model.moe.experts});
+  const size_t b = static_cast<size_t>(blocks);
+  result_.balance_by_block.resize(b);
+  result_.router_z_by_block.resize(b);
+  result_.expert_load.assign(b, std::vector<int64_t>(static_cast<size_t>(config.model.moe.experts)));
   labels_seen_ = sums_arena_.allocate(DType::f64, {1});
   memory_ = {{"parameters", params_->bytes()}};
   if (with_optimizer) {
@@ -124,28 +128,29 @@ void TrainStep::zero_sums() {
   }
 }
 
-void TrainStep::read_sums(StepResult& result, double divisor) {
+void TrainStep::read_sums(double divisor) {
   if (!stream_.computes()) return;
   const double* losses = sums_.losses.f64();
-  result.ce = losses[0] / divisor;
-  result.z = losses[1] / divisor;
+  result_.ce = losses[0] / divisor;
+  result_.z = losses[1] / divisor;
+  result_.balance = result_.router_z = 0;
   const int64_t experts = config_.model.moe.experts;
   for (int64_t block = 0; block < model_->moe_blocks(); ++block) {
+    const size_t b = static_cast<size_t>(block);
     const double* aux = sums_.aux.f64() + 2 * block;
-    result.balance_by_block.push_back(aux[0]);
-    result.router_z_by_block.push_back(aux[1]);
-    result.balance += aux[0];
-    result.router_z += aux[1];
+    result_.balance_by_block[b] = aux[0];
+    result_.router_z_by_block[b] = aux[1];
+    result_.balance += aux[0];
+    result_.router_z += aux[1];
     const int64_t* load = sums_.expert_load.as<int64_t>() + block * experts;
-    result.expert_load.emplace_back(load, load + experts);
+    std::copy(load, load + experts, result_.expert_load[b].begin());
   }
 }
 
-StepResult TrainStep::forward_backward(const Batch& batch) {
-  StepResult result;
-  result.step = batch.step;
-  result.tokens = batch.rows * batch.sequence_length * ranks_.size();
-  result.filtered_rows = batch.filtered_rows;
+const StepResult& TrainStep::forward_backward(const Batch& batch) {
+  result_.step = batch.step;
+  result_.tokens = batch.rows * batch.sequence_length * ranks_.size();
+  result_.filtered_rows = batch.filtered_rows;
 
   double divisor = static_cast<double>(std::max<int64_t>(1, batch.valid_labels));
   if (stream_.computes()) labels_seen_.f64()[0] = divisor;
@@ -158,26 +163,26 @@ StepResult TrainStep::forward_backward(const Batch& batch) {
     const int64_t rows = std::min(config_.batch.micro_rows, batch.rows - row);
     model_->forward_backward(micro_batch(batch, row, rows, divisor), config_.optim.z_loss, sums_, activations_, stream_);
   }
-  read_sums(result, divisor);
-  return result;
+  read_sums(divisor);
+  return result_;
 }
 
-StepResult TrainStep::run(const Batch& batch, double lr) {
-  StepResult result = forward_backward(batch);
-  const StepOutcome outcome = optimizer_->step(lr, result.ce, ranks_, stream_);
-  result.lr = lr;
-  result.grad_norm = outcome.grad_norm;
-  result.skipped = outcome.skipped;
-  if (stream_.computes() && !outcome.finite) report_nonfinite(result);
+const StepResult& TrainStep::run(const Batch& batch, double lr) {
+  forward_backward(batch);
+  const StepOutcome outcome = optimizer_->step(lr, result_.ce, ranks_, stream_);
+  result_.lr = lr;
+  result_.grad_norm = outcome.grad_norm;
+  result_.skipped = outcome.skipped;
+  if (stream_.computes() && !outcome.finite) report_nonfinite();
   for (size_t block = 0; block < model_->score_bias().size(); ++block) {
     ops::update_score_bias({model_->score_bias()[block], sums_.expert_load[static_cast<int64_t>(block)],
                             static_cast<float>(config_.model.moe.bias_gamma)},
                            stream_);
   }
-  return result;
+  return result_;
 }
 
-void TrainStep::report_nonfinite(const StepResult& result) {
+void TrainStep::report_nonfinite() {
   std::string culprit;
   for (const Param& p : params_->params()) {
     const int64_t index = ops::first_nonfinite(p.value.reshape({p.value.elements()}), stream_);
@@ -192,7 +197,7 @@ void TrainStep::report_nonfinite(const StepResult& result) {
   }
   throw RunError("step {}: loss {} and gradient norm {} are not both finite; the first non-finite tensor is {}; parameters, "
                  "moments and checkpoints are as after step {}",
-                 result.step, result.ce, result.grad_norm, culprit, result.step - 1);
+                 result_.step, result_.ce, result_.grad_norm, culprit, result_.step - 1);
 }
 
 void TrainStep::evaluate(const Batch& batch, EvalResult& sums) {

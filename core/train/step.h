@@ -50,9 +50,10 @@ class TrainStep {
 
   // Forward and backward over the batch's micro-batches, then the optimizer at rate `lr`. Throws RunError naming the first
   // non-finite tensor when loss or gradient norm is not finite; parameters and moments are untouched then.
-  StepResult run(const Batch& batch, double lr);
+  // The result is valid until the next call: a step allocates nothing.
+  const StepResult& run(const Batch& batch, double lr);
   // Gradients and losses only, without the optimizer (for tests and `bench`).
-  StepResult forward_backward(const Batch& batch);
+  const StepResult& forward_backward(const Batch& batch);
 
   // Adds up one batch of an evaluation set.
   void evaluate(const Batch& batch, EvalResult& sums);
@@ -77,8 +78,8 @@ class TrainStep {
 
   MicroBatch micro_batch(const Batch& batch, int64_t first_row, int64_t rows, double divisor) const;
   void zero_sums();
-  void read_sums(StepResult& result, double divisor);
-  [[noreturn]] void report_nonfinite(const StepResult& result);
+  void read_sums(double divisor);
+  [[noreturn]] void report_nonfinite();
 
   RunConfig config_;
   Communicator& ranks_;
@@ -90,7 +91,7 @@ class TrainStep {
   std::unique_ptr<Optimizer> optimizer_;
   StepSums sums_;
   Tensor labels_seen_;  // f64 [1], summed over ranks
-  std::vector<int32_t> row_positions_;
+  StepResult result_;
   MemoryPlan memory_;
 };
 
