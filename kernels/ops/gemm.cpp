@@ -1,0 +1,93 @@
+#include "kernels/ops/gemm.h"
+
+#include "kernels/cpu/gemm.h"
+#include "kernels/ops/dispatch.h"
+
+namespace olmo::ops {
+
+namespace {
+
+void require_f32(const char* op, const char* name, const Tensor& t, int rank) {
+  require(t.defined() && t.dtype == DType::f32 && t.rank == rank, op, "{} must be f32 of rank {}, is {}", name, rank,
+          t.describe());
+}
+
+void require_offsets(const char* op, const Tensor& offsets, int64_t experts) {
+  require(offsets.defined() && offsets.dtype == DType::i32 && offsets.is({experts + 1}), op,
+          "offsets must be i32[{}] for {} experts, is {}", experts + 1, experts, offsets.describe());
+}
+
+}  // namespace
+
+void GemmArgs::check() const {
+  require_f32("gemm", "a", a, 2);
+  require_f32("gemm", "b", b, 2);
+  require_f32("gemm", "c", c, 2);
+  const int64_t m = trans_a ? a.cols() : a.rows();
+  const int64_t k = trans_a ? a.rows() : a.cols();
+  const int64_t b_k = trans_b ? b.cols() : b.rows();
+  const int64_t n = trans_b ? b.rows() : b.cols();
+  require(k == b_k && c.is({m, n}), "gemm", "a {}{} . b {}{} does not give c {}", a.describe(), trans_a ? "^T" : "",
+          b.describe(), trans_b ? "^T" : "", c.describe());
+}
+
+Cost GemmArgs::cost() const {
+  const double k = static_cast<double>(trans_a ? a.rows() : a.cols());
+  return {2.0 * static_cast<double>(c.elements()) * k, a.bytes() + b.bytes() + (accumulate ? c.bytes() : 0), c.bytes()};
+}
+
+int64_t GemmArgs::workspace(const Device& device) const {
+  return cpu::gemm_workspace(*this, device.threads);
+}
+
+void gemm(const GemmArgs& args, Stream& stream) {
+  dispatch("gemm", args, stream, cpu::gemm);
+}
+
+void GroupedGemmArgs::check() const {
+  require_f32("grouped_gemm", "x", x, 2);
+  require_f32("grouped_gemm", "w", w, 3);
+  require_f32("grouped_gemm", "y", y, 2);
+  const int64_t k = w.shape[trans_w ? 2 : 1];
+  const int64_t n = w.shape[trans_w ? 1 : 2];
+  require(x.cols() == k && y.is({x.rows(), n}), "grouped_gemm", "x {} . w {}{} does not give y {}", x.describe(),
+          w.describe(), trans_w ? "^T" : "", y.describe());
+  require_offsets("grouped_gemm", offsets, w.shape[0]);
+}
+
+Cost GroupedGemmArgs::cost() const {
+  return {2.0 * static_cast<double>(y.elements()) * static_cast<double>(x.cols()),
+          x.bytes() + w.bytes() + offsets.bytes(), y.bytes()};
+}
+
+int64_t GroupedGemmArgs::workspace(const Device& device) const {
+  return cpu::grouped_gemm_workspace(*this, device.threads);
+}
+
+void grouped_gemm(const GroupedGemmArgs& args, Stream& stream) {
+  dispatch("grouped_gemm", args, stream, cpu::grouped_gemm);
+}
+
+void GroupedWgradArgs::check() const {
+  require_f32("grouped_wgrad", "a", a, 2);
+  require_f32("grouped_wgrad", "b", b, 2);
+  require_f32("grouped_wgrad", "dw", dw, 3);
+  require(a.rows() == b.rows() && dw.shape[1] == a.cols() && dw.shape[2] == b.cols(), "grouped_wgrad",
+          "a {}^T . b {} does not give dw {}", a.describe(), b.describe(), dw.describe());
+  require_offsets("grouped_wgrad", offsets, dw.shape[0]);
+}
+
+Cost GroupedWgradArgs::cost() const {
+  const double flops = 2.0 * static_cast<double>(a.elements()) * static_cast<double>(b.cols());
+  return {flops, a.bytes() + b.bytes() + offsets.bytes() + (accumulate ? dw.bytes() : 0), dw.bytes()};
+}
+
+int64_t GroupedWgradArgs::workspace(const Device& device) const {
+  return cpu::grouped_wgrad_workspace(*this, device.threads);
+}
+
+void grouped_wgrad(const GroupedWgradArgs& args, Stream& stream) {
+  dispatch("grouped_wgrad", args, stream, cpu::grouped_wgrad);
+}
+
+}  // namespace olmo::ops
