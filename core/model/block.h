@@ -38,7 +38,7 @@ struct BlockState {
   // attention
   Tensor x, xn, xn_rstd, qkv, qk, qk_rstd, o, lse, branch, branch_rstd, a;
   // routing
-  Tensor an, an_rstd, scores, random_scores, lse_router, indices, weights, counts;
+  Tensor an, an_rstd, scores, random_scores, router_logits, lse_router, indices, weights, counts;
   Tensor offsets, row_of_route, route_of_row;
   // experts
   Tensor xp, ug, h, expert_out, shared_ug, shared_h, mlp, mlp_rstd;

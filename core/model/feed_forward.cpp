@@ -36,9 +36,12 @@ void route(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb
   s.offsets = arena.allocate(DType::i32, {moe.experts + 1});
   s.row_of_route = arena.allocate(DType::i32, {n, moe.top_k});
   s.route_of_row = arena.allocate(DType::i32, {n * moe.top_k});
+  // A sigmoid near 1 has lost its logit, which the z-loss's gradient needs.
+  const bool keep_logits = moe.gating == GatingKind::sigmoid && moe.router_z != 0;
+  s.router_logits = keep_logits ? arena.allocate(DType::f32, {n, moe.experts}) : Tensor();
 
   Arena::Scope scope(arena);
-  const Tensor logits = arena.allocate(DType::f32, {n, moe.experts});
+  const Tensor logits = keep_logits ? s.router_logits : arena.allocate(DType::f32, {n, moe.experts});
   ops::gemm({x, ctx.params[block.params.router].value, logits, false, true, false}, stream);
   ops::RouterForwardArgs args;
   args.logits = logits;
@@ -71,7 +74,7 @@ void route_backward(const BlockContext& ctx, const BlockSpec& block, const Micro
   const Tensor dlogits = arena.allocate(DType::f32, {mb.tokens(), moe.experts});
   ops::router_backward({dweights, s.weights, s.scores, s.lse_router, s.indices, s.counts, dlogits, gating_of(moe),
                         routing_of(moe), moe.normalize, moe.restore_scale, static_cast<float>(moe.load_balance),
-                        static_cast<float>(moe.router_z), mb.inv_divisor},
+                        static_cast<float>(moe.router_z), mb.inv_divisor, s.router_logits},
                        stream);
   const ParamStore::GradTarget dw = ctx.params.gradient(block.params.router);
   ops::gemm({dlogits, x, dw.tensor, true, false, dw.accumulate}, stream);

@@ -6,8 +6,9 @@
 namespace olmo::ops {
 
 enum class Gating : uint8_t { softmax, sigmoid };
-// learned: the scores decide. random: scores are replaced by i.i.d. U[0, 1) draws before the top-k, and weights come from
-// them. uniform: slot s of the micro-batch (token-major) goes to expert s mod E; weights come from the true scores.
+// learned: the scores decide. random: scores are replaced by i.i.d. U[0, 1) draws before the top-k, and weights come
+// from them. uniform: slot s of the micro-batch (token-major) goes to expert s mod E; weights come from the true
+// scores.
 enum class Routing : uint8_t { learned, random, uniform };
 
 // Which random numbers a call of `Routing::random` draws: score[n, e] = U(seed, step, layer, global_token(n), e), see
@@ -24,9 +25,9 @@ struct RandomRouting {
 
 // From logits [N, E]:
 //   scores [N, E] = softmax(logits) or sigmoid(logits) + 1e-7; lse [N] = logsumexp(logits);
-//   indices i32 [N, k]: the k largest of scores + score_bias (f32 [E] or undefined), descending, ties to the lower expert;
-//   weights [N, k] = scores at the indices (without bias), then divided by their sum if `normalize`, then times k if
-//   `restore_scale`.
+//   indices i32 [N, k]: the k largest of scores + score_bias (f32 [E] or undefined), descending, ties to the lower
+//   expert; weights [N, k] = scores at the indices (without bias), then divided by their sum if `normalize`, then times
+//   k if `restore_scale`.
 // With Routing::random the scores used for selection and weights are written to `random_scores` [N, E] (undefined
 // otherwise), while `scores` and `lse` keep the true ones.
 struct RouterForwardArgs {
@@ -65,6 +66,8 @@ void router_loss(const RouterLossArgs& args, Stream& stream);
 //   <dweights, weights> + lb_weight * LB + z_weight * Z     (LB and Z as in RouterLossArgs, counts held constant).
 // `scores` and `lse` are the true ones. With Routing::random the weights and LB do not depend on the logits: only the
 // z-loss gives a gradient. The gradient of the sigmoid's LB goes through its normalisation to sum 1.
+// counts may be undefined without lb_weight. The z-loss of the sigmoid needs `logits` [N, E] (a sigmoid near 1 has lost
+// them); they are not read otherwise.
 struct RouterBackwardArgs {
   Tensor dweights, weights, scores, lse, indices, counts, dlogits;
   Gating gating = Gating::softmax;
@@ -74,6 +77,7 @@ struct RouterBackwardArgs {
   float lb_weight = 0;
   float z_weight = 0;
   double inv_divisor = 1;
+  Tensor logits;
 
   void check() const;
   Cost cost() const;
