@@ -5,7 +5,7 @@ usage='scripts/test.sh [--all | --sanitize | golden DIR]
   (nothing)    every test but the slow ones, in build/
   --all        the slow ones too
   --sanitize   the fast ones with AddressSanitizer and UndefinedBehaviorSanitizer, in build-sanitize/
-  golden DIR   the golden suite on the files of DIR (their format: tests/golden/README.md)'
+  golden DIR   the golden suite on the files of DIR (their format: docs/testing.md)'
 
 mode=${1:-}
 case $mode in
