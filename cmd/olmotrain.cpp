@@ -15,6 +15,10 @@ constexpr int kFailure = 1;
 constexpr int kUserError = 2;
 
 void add_commands(CLI::App& app) {
+  add_train_command(app);
+  add_eval_command(app);
+  add_generate_command(app);
+  add_bench_command(app);
   add_config_command(app);
   app.require_subcommand(0, 1);
   app.set_version_flag("--version", std::string("olmotrain ") + kVersion);
