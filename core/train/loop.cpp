@@ -1,5 +1,9 @@
 #include "core/train/loop.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -55,6 +59,27 @@ Schedule make_schedule(const RunConfig& config, int64_t steps) {
   return s;
 }
 
+// Holds run.folder for this process: two runs in one folder would overwrite each other.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::string& folder) {
+    std::filesystem::create_directories(folder);
+    const std::string path = folder + "/.lock";
+    fd_ = open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
+    if (fd_ < 0) throw UserError("run.folder {} cannot be written: {}", folder, std::strerror(errno));
+    if (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+      close(fd_);
+      throw UserError("another process is training in {}; wait for it or give this one another run.folder", folder);
+    }
+  }
+  ~FolderLock() { close(fd_); }
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  int fd_;
+};
+
 // One run, from opening its parts to its last line.
 class Run {
  public:
@@ -81,6 +106,7 @@ class Run {
   SingleRank rank_;
   std::optional<Tokenizer> tokenizer_;
   LoaderSettings settings_;
+  std::optional<FolderLock> lock_;
   std::unique_ptr<TrainStep> step_;
   std::unique_ptr<DataLoader> loader_;
   std::unique_ptr<MetricsWriter> metrics_;
@@ -95,13 +121,18 @@ class Run {
 };
 
 void Run::start() {
+  if (config_.checkpoint.resume == "never" && !list_checkpoints(config_.run.folder).empty()) {
+    throw UserError("checkpoint.resume is never, but {} has the checkpoints of an earlier run; give another run.folder or "
+                    "remove them",
+                    config_.run.folder);
+  }
   const std::string checkpoint = choose_checkpoint(config_.run.folder, config_.checkpoint.resume, warn);
   if (!checkpoint.empty()) record_ = TrainerRecord::from_state(checkpoint_state(checkpoint), checkpoint);
   loader_ = std::make_unique<DataLoader>(settings_, record_.step + 1, record_.position);
   last_step_ = total_steps(config_, loader_->instances());
   schedule_ = make_schedule(config_, last_step_);
 
-  std::filesystem::create_directories(config_.run.folder);
+  lock_.emplace(config_.run.folder);
   write_file(config_.run.folder + "/config.yaml", print_config(config_));
   step_ = std::make_unique<TrainStep>(config_, device_, rank_, true);
   if (checkpoint.empty()) {
