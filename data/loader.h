@@ -53,8 +53,9 @@ struct Batch {
 
 class DataLoader {
  public:
-  // Opens (memory-maps) and checks every file: missing, empty, wrong element size, shorter than one instance, a token
-  // id past the vocabulary (file, offset, id; scanned here up to a stated size, and again in every batch). Throws
+  // Opens (memory-maps) and checks every file: missing, empty, wrong element size, a token id past the vocabulary
+  // (file, offset, id; the files that make up the first 1 GiB are scanned here, every batch when it is read), fewer
+  // instances in all files than a step needs. A file shorter than one instance gives none, with a warning. Throws
   // UserError. Reading ahead starts at step `first_step` from `position`.
   DataLoader(const LoaderSettings& settings, int64_t first_step, const DataPosition& position);
   ~DataLoader();

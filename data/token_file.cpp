@@ -120,6 +120,7 @@ void TokenFile::recognise_llm_c(uint32_t magic) {
   }
   type_ = magic == kGpt2 ? TokenType::u16 : TokenType::u32;
   header_bytes_ = kHeaderBytes;
+  states_type_ = true;
   if (tokens < 0 || file_.size() != kHeaderBytes + tokens * bytes_of(type_)) {
     throw UserError("token file {}: its llm.c header says {} tokens, its size {}; the file is truncated or damaged",
                     path_, tokens,
@@ -169,7 +170,7 @@ void TokenFile::recognise_megatron(const std::string& index_path) {
         "token file {}: {} bytes, but its index {} describes {}; the file is truncated or the index is another's",
         path_, file_.size(), index_path, expected);
   }
-  stated_type_ = true;
+  states_type_ = true;
 }
 
 template <class Function>
@@ -195,14 +196,11 @@ void TokenFile::with_type(Function function) const {
 }
 
 void TokenFile::refuse_id(int64_t offset, const std::string& id, int64_t vocab_size) const {
-  const bool headerless = header_bytes_ == 0 && !stated_type_;
-  throw UserError("token file {}: token {} has id {}, past the vocabulary of {} (ids 0 to {}){}", path_, offset, id,
-                  vocab_size, vocab_size - 1,
-                  headerless
-                      ? fmt::format("; read as {}: set data.dtype if that is wrong, or use the tokenizer the data "
-                                    "was made with",
-                                    name_of(type_))
-                      : "; use the tokenizer the data was made with");
+  throw UserError(
+      "token file {}: token {} has id {}, past the vocabulary of {} (ids 0 to {}){}; use the tokenizer the "
+      "data was made with",
+      path_, offset, id, vocab_size, vocab_size - 1,
+      states_type_ ? "" : fmt::format("; read as {} (set data.dtype if that is wrong)", name_of(type_)));
 }
 
 // The largest id of a range decides whether the range has a bad one; a negative id is a large one.

@@ -27,6 +27,8 @@ class TokenFile {
 
   const std::string& path() const { return path_; }
   TokenType type() const { return type_; }
+  // Whether the file itself says its type, as all but headerless arrays do.
+  bool states_type() const { return states_type_; }
   int64_t tokens() const { return tokens_; }
   int64_t file_bytes() const { return file_.size(); }
 
@@ -50,7 +52,7 @@ class TokenFile {
   std::string path_;
   MappedFile file_;
   TokenType type_;
-  bool stated_type_ = false;
+  bool states_type_ = false;
   int64_t header_bytes_ = 0;
   int64_t tokens_ = 0;
 };
