@@ -7,31 +7,72 @@ namespace olmo::cpu::OLMO_VEC {
 
 namespace {
 
-// Raw scores of one row in [begin, end) become exp(scale * score - maximum); returns the new maximum, adds to `total`
-// and rescales both it and the row's sums when the maximum grew.
-void softmax_row(const AttentionForwardTile& t, int64_t r, float* row, int64_t begin, int64_t end) {
-  float highest = -__builtin_inff();
-#pragma omp simd reduction(max : highest)
-  for (int64_t c = begin; c < end; ++c) highest = row[c] > highest ? row[c] : highest;
+typedef float Four __attribute__((vector_size(16)));
+typedef float UnalignedFour __attribute__((vector_size(16), aligned(4), may_alias));
+
+// All lanes combined, halves folded onto each other: a fixed order. (The compiler's own reduction goes lane by lane.)
+template <class Combine>
+static inline float fold(const Vector& v, Combine combine) {
+#if defined(__AVX512F__)
+  const auto eight = combine(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7),
+                             __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+#else
+  const Vector& eight = v;
+#endif
+#if defined(__AVX2__)
+  const Four four =
+      combine(__builtin_shufflevector(eight, eight, 0, 1, 2, 3), __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+#else
+  const Four& four = eight;
+#endif
+  const Four two = combine(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
+  return combine(two, __builtin_shufflevector(two, two, 1, 0, 3, 2))[0];
+}
+
+float maximum_of(const float* x, int32_t count) {
+  Vector highest = *reinterpret_cast<const UnalignedVector*>(x);
+  for (int32_t c = kLanes; c < count; c += kLanes) {
+    const Vector next = *reinterpret_cast<const UnalignedVector*>(x + c);
+    highest = next > highest ? next : highest;
+  }
+  return fold(highest, [](const auto& a, const auto& b) { return a > b ? a : b; });
+}
+
+float sum_of(const float* x, int32_t count) {
+  Vector total = *reinterpret_cast<const UnalignedVector*>(x);
+  for (int32_t c = kLanes; c < count; c += kLanes) total += *reinterpret_cast<const UnalignedVector*>(x + c);
+  return fold(total, [](const auto& a, const auto& b) { return a + b; });
+}
+
+// The raw scores of row r become exp(scale * score - maximum) where it sees the key and zeros elsewhere in `cols`. The
+// row's total grows; it and the row's sums shrink when the maximum grows.
+void softmax_row(const AttentionForwardTile& t, int64_t r, Columns cols, int64_t tile_begin) {
+  float* row = t.scores + r * kAttentionKeyTile + cols.begin;
+  const int32_t from = static_cast<int32_t>(t.first[r] - tile_begin) - cols.begin;
+  const int32_t to = static_cast<int32_t>(t.last[r] - tile_begin) - cols.begin;
+  const int32_t count = cols.count();
+  if (from > 0 || to < count) {
+#pragma omp simd
+    for (int32_t c = 0; c < count; ++c) row[c] = c >= from && c < to ? row[c] : -__builtin_inff();
+  }
   const float scale = t.kv.scale;
   const float before = t.maximum[r];
-  const float now = highest * scale > before ? highest * scale : before;
+  const float highest = maximum_of(row, count) * scale;
+  const float now = highest > before ? highest : before;
   if (now != before) {
     const float shrink = vec_exp(before - now);
     t.maximum[r] = now;
     t.total[r] *= shrink;
     float* sums = t.sums + r * t.kv.width;
+    const int64_t width = t.kv.width / kAttentionAlign * kAttentionAlign;
 #pragma omp simd
-    for (int64_t d = 0; d < t.kv.width; ++d) sums[d] *= shrink;
+    for (int64_t d = 0; d < width; ++d) sums[d] *= shrink;
   }
-  float total = 0;
-#pragma omp simd reduction(+ : total)
-  for (int64_t c = begin; c < end; ++c) {
-    const float p = vec_exp(row[c] * scale - now);
-    row[c] = p;
-    total += p;
-  }
-  t.total[r] += total;
+  // A row that sees none of these keys yet has no finite maximum; any finite number gives the zeros it needs.
+  const float shift = now > -__builtin_inff() ? now : 0.0f;
+#pragma omp simd
+  for (int32_t c = 0; c < count; ++c) row[c] = vec_exp(row[c] * scale - shift);
+  t.total[r] += sum_of(row, count);
 }
 
 void start_tile(const AttentionForwardTile& t) {
@@ -53,29 +94,21 @@ void finish_tile(const AttentionForwardTile& t) {
   }
 }
 
-void forward_key_tile(const AttentionForwardTile& t, int64_t begin, int64_t end) {
+void forward_key_tile(const AttentionForwardTile& t, const Groups& groups, int64_t begin, int64_t end) {
   for (int64_t panel = begin / kAttentionPanel; panel * kAttentionPanel < end; ++panel) {
-    for (int64_t r = 0; r < t.queries; r += kRows) {
-      const Group g = clip(group_at(r, t.queries, t.first, t.last), begin, end);
-      if (g.first < g.last) {
-        scores_in_panel(g, panel, t.q, t.q_stride, t.kv.keys_t, t.kv.head_dim, begin, t.scores);
-      }
+    for (int64_t i = 0; i < groups.count; ++i) {
+      const Group g = clip(groups.group[i], begin, end);
+      if (g.first < g.last) scores_in_panel(g, panel, t.q, t.q_stride, t.kv.keys_t, t.kv.head_dim, begin, t.scores);
     }
   }
-  for (int64_t r = 0; r < t.queries; r += kRows) {
-    const Group g = clip(group_at(r, t.queries, t.first, t.last), begin, end);
+  for (int64_t i = 0; i < groups.count; ++i) {
+    const Group g = clip(groups.group[i], begin, end);
     if (g.first >= g.last) continue;
-    float* scores = t.scores + r * kAttentionKeyTile;
-    for (int64_t i = r; i < r + g.rows; ++i) {
-      float* row = t.scores + i * kAttentionKeyTile;
-      const int64_t from = smaller(larger(t.first[i], g.first), g.last) - begin;
-      const int64_t to = larger(smaller(t.last[i], g.last) - begin, from);
-      fill_zero(row, g.first - begin, from);
-      if (from < to) softmax_row(t, i, row, from, to);
-      fill_zero(row, to, g.last - begin);
-    }
-    product(g.rows, t.kv.width, g.last - g.first, {scores + (g.first - begin), kAttentionKeyTile, 1},
-            t.kv.values + g.first * t.kv.width, t.kv.width, true, t.sums + r * t.kv.width, t.kv.width);
+    const Columns cols = columns_of(g, begin);
+    for (int64_t r = g.begin; r < g.begin + g.rows; ++r) softmax_row(t, r, cols, begin);
+    const float* p = t.scores + g.begin * kAttentionKeyTile + (g.first - begin);
+    product<true>(g.rows, t.kv.width, g.last - g.first, {p, kAttentionKeyTile, 1}, t.kv.values + g.first * t.kv.width,
+                  t.kv.width, t.sums + g.begin * t.kv.width, t.kv.width);
   }
 }
 
@@ -90,9 +123,6 @@ void attention_pack_rows(const float* x, int64_t stride, int64_t rows, int64_t c
 }
 
 namespace {
-
-typedef float Four __attribute__((vector_size(16)));
-typedef float UnalignedFour __attribute__((vector_size(16), aligned(4), may_alias));
 
 // out [4, 4] (rows kAttentionPanel apart) = x^T, x [4, 4] with rows `stride` apart.
 void transpose_four(const float* x, int64_t stride, float* out) {
@@ -141,16 +171,10 @@ void attention_row_dot(const float* a, int64_t a_stride, const float* b, int64_t
 
 void attention_forward_tile(const AttentionForwardTile& t) {
   start_tile(t);
-  const Group all = [&t] {
-    Group g{0, t.queries, INT64_MAX, 0};
-    for (int64_t r = 0; r < t.queries; ++r) {
-      g.first = smaller(g.first, t.first[r]);
-      g.last = larger(g.last, t.last[r]);
-    }
-    return g;
-  }();
-  for (int64_t begin = all.first / kAttentionPanel * kAttentionPanel; begin < all.last; begin += kAttentionKeyTile) {
-    forward_key_tile(t, begin, smaller(begin + kAttentionKeyTile, all.last));
+  const Groups groups = groups_of(t.queries, t.first, t.last);
+  for (int64_t begin = groups.first / kAttentionPanel * kAttentionPanel; begin < groups.last;
+       begin += kAttentionKeyTile) {
+    forward_key_tile(t, groups, begin, smaller(begin + kAttentionKeyTile, groups.last));
   }
   finish_tile(t);
 }

@@ -8,17 +8,16 @@ namespace {
 // Queries [query, query + queries) against keys [begin, end) of one head.
 struct Tile {
   int64_t query, queries, begin, end;
-};
+  Groups groups;
 
-Group tile_group(const AttentionBackwardHead& h, const Tile& t, int64_t r) {
-  return clip(group_at(r, t.queries, h.first + t.query, h.last + t.query), t.begin, t.end);
-}
+  Group clipped(int64_t i) const { return clip(groups.group[i], begin, end); }
+};
 
 // p and ds start as the raw scores q k^T and dout v^T.
 void tile_scores(const AttentionBackwardHead& h, const Tile& t) {
   for (int64_t panel = t.begin / kAttentionPanel; panel * kAttentionPanel < t.end; ++panel) {
-    for (int64_t r = 0; r < t.queries; r += kRows) {
-      const Group g = tile_group(h, t, r);
+    for (int64_t i = 0; i < t.groups.count; ++i) {
+      const Group g = t.clipped(i);
       if (g.first >= g.last) continue;
       const int64_t offset = t.query * h.kv.width;
       scores_in_panel(g, panel, h.q + offset, h.kv.width, h.kv.keys_t, h.kv.head_dim, t.begin, h.p);
@@ -28,25 +27,36 @@ void tile_scores(const AttentionBackwardHead& h, const Tile& t) {
 }
 
 // p = exp(scale * score - lse) and ds = scale * p * (dp - delta), exact zeros where the query does not see the key.
-void tile_probabilities(const AttentionBackwardHead& h, const Tile& t) {
-  const int64_t width = t.end - t.begin;
+void probabilities_row(const AttentionBackwardHead& h, const Tile& t, int64_t r, Columns cols) {
+  float* p = h.p + r * kAttentionKeyTile;
+  float* ds = h.ds + r * kAttentionKeyTile;
+  fill_zero(p, 0, cols.begin);
+  fill_zero(ds, 0, cols.begin);
+  fill_zero(p, cols.end, kAttentionKeyTile);
+  fill_zero(ds, cols.end, kAttentionKeyTile);
+  p += cols.begin;
+  ds += cols.begin;
+  const int32_t from = static_cast<int32_t>(h.first[t.query + r] - t.begin) - cols.begin;
+  const int32_t to = static_cast<int32_t>(h.last[t.query + r] - t.begin) - cols.begin;
+  const int32_t count = cols.count();
   const float scale = h.kv.scale;
-  for (int64_t r = 0; r < t.queries; ++r) {
-    float* p = h.p + r * kAttentionKeyTile;
-    float* ds = h.ds + r * kAttentionKeyTile;
-    const int64_t from = smaller(larger(h.first[t.query + r] - t.begin, 0), width);
-    const int64_t to = larger(smaller(h.last[t.query + r] - t.begin, width), from);
-    const float lse = h.lse[t.query + r];
-    const float delta = h.delta[t.query + r];
-    fill_zero(p, 0, from);
-    fill_zero(ds, 0, from);
+  const float lse = h.lse[t.query + r];
+  const float delta = h.delta[t.query + r];
 #pragma omp simd
-    for (int64_t c = from; c < to; ++c) {
-      p[c] = vec_exp(p[c] * scale - lse);
-      ds[c] = p[c] * (ds[c] - delta) * scale;
-    }
-    fill_zero(p, to, width);
-    fill_zero(ds, to, width);
+  for (int32_t c = 0; c < count; ++c) {
+    const bool seen = c >= from && c < to;
+    const float probability = vec_exp(p[c] * scale - lse);
+    const float gradient = probability * (ds[c] - delta) * scale;
+    p[c] = seen ? probability : 0.0f;
+    ds[c] = seen ? gradient : 0.0f;
+  }
+}
+
+void tile_probabilities(const AttentionBackwardHead& h, const Tile& t) {
+  for (int64_t i = 0; i < t.groups.count; ++i) {
+    const Group g = t.clipped(i);
+    const Columns cols = g.first < g.last ? columns_of(g, t.begin) : Columns{0, 0};
+    for (int64_t r = g.begin; r < g.begin + g.rows; ++r) probabilities_row(h, t, r, cols);
   }
 }
 
@@ -59,26 +69,20 @@ void add_key_gradient(const AttentionBackwardHead& h, const Tile& t, const float
     const int64_t from = larger(c - t.query, 0);
     const int64_t to = smaller(c + keys - 1 + h.window - t.query, t.queries);
     if (from >= to) continue;
-    product(keys, width, to - from, {left + from * kAttentionKeyTile + (c - t.begin), 1, kAttentionKeyTile},
-            right + (t.query + from) * width, width, true, out + c * width, width);
+    product<true>(keys, width, to - from, {left + from * kAttentionKeyTile + (c - t.begin), 1, kAttentionKeyTile},
+                  right + (t.query + from) * width, width, out + c * width, width);
   }
 }
 
 void add_query_gradient(const AttentionBackwardHead& h, const Tile& t) {
   const int64_t width = h.kv.width;
-  for (int64_t r = 0; r < t.queries; r += kRows) {
-    const Group g = tile_group(h, t, r);
+  for (int64_t i = 0; i < t.groups.count; ++i) {
+    const Group g = t.clipped(i);
     if (g.first >= g.last) continue;
-    product(g.rows, width, g.last - g.first, {h.ds + r * kAttentionKeyTile + (g.first - t.begin), kAttentionKeyTile, 1},
-            h.kv.keys + g.first * width, width, true, h.d_queries + (t.query + r) * width, width);
+    const float* ds = h.ds + g.begin * kAttentionKeyTile + (g.first - t.begin);
+    product<true>(g.rows, width, g.last - g.first, {ds, kAttentionKeyTile, 1}, h.kv.keys + g.first * width, width,
+                  h.d_queries + (t.query + g.begin) * width, width);
   }
-}
-
-bool sees_anything(const AttentionBackwardHead& h, const Tile& t) {
-  for (int64_t r = t.query; r < t.query + t.queries; ++r) {
-    if (larger(h.first[r], t.begin) < smaller(h.last[r], t.end)) return true;
-  }
-  return false;
 }
 
 }  // namespace
@@ -90,8 +94,9 @@ void attention_backward_head(const AttentionBackwardHead& h) {
     // The first tile of queries that reaches key `begin`.
     for (int64_t query = begin / kAttentionQueryTile * kAttentionQueryTile; query < h.queries;
          query += kAttentionQueryTile) {
-      const Tile t{query, smaller(kAttentionQueryTile, h.queries - query), begin, end};
-      if (!sees_anything(h, t)) continue;
+      const int64_t queries = smaller(kAttentionQueryTile, h.queries - query);
+      const Tile t{query, queries, begin, end, groups_of(queries, h.first + query, h.last + query)};
+      if (t.groups.first >= end || t.groups.last <= begin) continue;
       tile_scores(h, t);
       tile_probabilities(h, t);
       add_key_gradient(h, t, h.p, h.dout, h.d_values);

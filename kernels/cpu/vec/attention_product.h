@@ -28,9 +28,8 @@ struct Left {
 };
 
 // c [R, V * kLanes] (+)= a [R, depth] . b [depth, V * kLanes].
-template <int R, int V>
-static inline void product_block(int64_t depth, Left a, const float* b, int64_t b_stride, bool accumulate, float* c,
-                                 int64_t c_stride) {
+template <int R, int V, bool accumulate>
+static void product_block(int64_t depth, Left a, const float* b, int64_t b_stride, float* c, int64_t c_stride) {
   Vector sum[R][V];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -58,41 +57,42 @@ static inline void product_block(int64_t depth, Left a, const float* b, int64_t 
   }
 }
 
-template <int V>
-static inline void product_rows(int64_t rows, int64_t depth, Left a, const float* b, int64_t b_stride, bool accumulate,
-                                float* c, int64_t c_stride) {
+template <int V, bool accumulate>
+static inline void product_rows(int64_t rows, int64_t depth, Left a, const float* b, int64_t b_stride, float* c,
+                                int64_t c_stride) {
   static_assert(kRows == 6);
   switch (rows) {
     case 1:
-      return product_block<1, V>(depth, a, b, b_stride, accumulate, c, c_stride);
+      return product_block<1, V, accumulate>(depth, a, b, b_stride, c, c_stride);
     case 2:
-      return product_block<2, V>(depth, a, b, b_stride, accumulate, c, c_stride);
+      return product_block<2, V, accumulate>(depth, a, b, b_stride, c, c_stride);
     case 3:
-      return product_block<3, V>(depth, a, b, b_stride, accumulate, c, c_stride);
+      return product_block<3, V, accumulate>(depth, a, b, b_stride, c, c_stride);
     case 4:
-      return product_block<4, V>(depth, a, b, b_stride, accumulate, c, c_stride);
+      return product_block<4, V, accumulate>(depth, a, b, b_stride, c, c_stride);
     case 5:
-      return product_block<5, V>(depth, a, b, b_stride, accumulate, c, c_stride);
+      return product_block<5, V, accumulate>(depth, a, b, b_stride, c, c_stride);
     default:
-      return product_block<6, V>(depth, a, b, b_stride, accumulate, c, c_stride);
+      return product_block<6, V, accumulate>(depth, a, b, b_stride, c, c_stride);
   }
 }
 
 // c [rows, width] (+)= a [rows, depth] . b [depth, width]; rows at most kRows, width a multiple of 16.
+template <bool accumulate>
 static inline void product(int64_t rows, int64_t width, int64_t depth, Left a, const float* b, int64_t b_stride,
-                           bool accumulate, float* c, int64_t c_stride) {
+                           float* c, int64_t c_stride) {
   int64_t col = 0;
   for (; col + kVectors * kLanes <= width; col += kVectors * kLanes) {
-    product_rows<kVectors>(rows, depth, a, b + col, b_stride, accumulate, c + col, c_stride);
+    product_rows<kVectors, accumulate>(rows, depth, a, b + col, b_stride, c + col, c_stride);
   }
   if constexpr (kVectors == 4) {
     switch ((width - col) / kLanes) {
       case 1:
-        return product_rows<1>(rows, depth, a, b + col, b_stride, accumulate, c + col, c_stride);
+        return product_rows<1, accumulate>(rows, depth, a, b + col, b_stride, c + col, c_stride);
       case 2:
-        return product_rows<2>(rows, depth, a, b + col, b_stride, accumulate, c + col, c_stride);
+        return product_rows<2, accumulate>(rows, depth, a, b + col, b_stride, c + col, c_stride);
       case 3:
-        return product_rows<3>(rows, depth, a, b + col, b_stride, accumulate, c + col, c_stride);
+        return product_rows<3, accumulate>(rows, depth, a, b + col, b_stride, c + col, c_stride);
       default:
         return;
     }

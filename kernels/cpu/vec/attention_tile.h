@@ -18,13 +18,29 @@ struct Group {
   int64_t begin, rows, first, last;
 };
 
-static inline Group group_at(int64_t begin, int64_t queries, const int32_t* first, const int32_t* last) {
-  Group g{begin, smaller(kRows, queries - begin), INT64_MAX, 0};
-  for (int64_t r = begin; r < begin + g.rows; ++r) {
-    g.first = smaller(g.first, first[r]);
-    g.last = larger(g.last, last[r]);
+// The groups of one query tile, and the keys [first, last) that any of its queries sees.
+struct Groups {
+  Group group[(kAttentionQueryTile + kRows - 1) / kRows];
+  int64_t count;
+  int64_t first, last;
+};
+
+static inline Groups groups_of(int64_t queries, const int32_t* first, const int32_t* last) {
+  Groups all;
+  all.count = 0;
+  all.first = INT64_MAX;
+  all.last = 0;
+  for (int64_t begin = 0; begin < queries; begin += kRows) {
+    Group g{begin, smaller(kRows, queries - begin), INT64_MAX, 0};
+    for (int64_t r = begin; r < begin + g.rows; ++r) {
+      g.first = smaller(g.first, first[r]);
+      g.last = larger(g.last, last[r]);
+    }
+    all.group[all.count++] = g;
+    all.first = smaller(all.first, g.first);
+    all.last = larger(all.last, g.last);
   }
-  return g;
+  return all;
 }
 
 // The part of the key tile [begin, end) that a group sees: empty when first >= last.
@@ -32,6 +48,23 @@ static inline Group clip(Group g, int64_t begin, int64_t end) {
   g.first = larger(g.first, begin);
   g.last = smaller(g.last, end);
   return g;
+}
+
+// The keys of a group within a tile, rounded out to whole vectors and counted from the tile's first key: the columns
+// that `scores_in_panel` fills.
+struct Columns {
+  int32_t begin, end;
+
+  // Written so that the compiler sees a multiple of every vector length.
+  int32_t count() const {
+    constexpr int32_t kStep = kAttentionAlign;
+    return (end - begin) / kStep * kStep;
+  }
+};
+
+static inline Columns columns_of(const Group& g, int64_t tile_begin) {
+  return {static_cast<int32_t>((g.first - tile_begin) / kAttentionAlign * kAttentionAlign),
+          static_cast<int32_t>((g.last - tile_begin + kAttentionAlign - 1) / kAttentionAlign * kAttentionAlign)};
 }
 
 // out[r, c - tile_begin] = a[r] . b^T[c] for the group's keys c (rounded out to vectors), b^T in panels. Panels are the
@@ -43,8 +76,8 @@ static inline void scores_in_panel(const Group& g, int64_t panel, const float* a
       smaller((g.last + kAttentionAlign - 1) / kAttentionAlign * kAttentionAlign, (panel + 1) * kAttentionPanel);
   if (begin >= end) return;
   const float* b = b_panels + panel * kAttentionPanel * head_dim + (begin - panel * kAttentionPanel);
-  product(g.rows, end - begin, head_dim, {a + g.begin * a_stride, a_stride, 1}, b, kAttentionPanel, false,
-          out + g.begin * kAttentionKeyTile + (begin - tile_begin), kAttentionKeyTile);
+  product<false>(g.rows, end - begin, head_dim, {a + g.begin * a_stride, a_stride, 1}, b, kAttentionPanel,
+                 out + g.begin * kAttentionKeyTile + (begin - tile_begin), kAttentionKeyTile);
 }
 
 static inline void fill_zero(float* x, int64_t begin, int64_t end) {
