@@ -113,8 +113,8 @@ std::string text_of(RawDocument&& document, const std::string& field) {
   if (!document.is_json) return std::move(document.bytes);
   nlohmann::json value = parse_json(document.bytes, document.where);
   const auto found = value.is_object() ? value.find(field) : value.end();
-  if (found == value.end()) throw UserError("{}: not an object with the field \"{}\"", document.where, field);
-  if (!found->is_string()) throw UserError("{}: the field \"{}\" is not a string", document.where, field);
+  if (found == value.end()) throw UserError("{}: not an object with the field {}", document.where, quote(field));
+  if (!found->is_string()) throw UserError("{}: the field {} is not a string", document.where, quote(field));
   return std::move(found->get_ref<std::string&>());
 }
 

@@ -18,18 +18,22 @@ nlohmann::json parse_json(std::string_view text, const std::string& where) {
     } else if (event == Event::object_end) {
       open_objects.pop_back();
     } else if (event == Event::key && !open_objects.back().insert(value.get_ref<const std::string&>()).second) {
-      throw UserError("{}: the key \"{}\" appears twice in one object", where, value.get_ref<const std::string&>());
+      throw UserError("{}: the key {} appears twice in one object", where, value.dump());
     }
     return true;
   };
   try {
     return nlohmann::json::parse(text.begin(), text.end(), watch);
-  } catch (const nlohmann::json::parse_error& error) {
+  } catch (const nlohmann::json::exception& error) {
     // The library's text starts with its own error number in brackets.
     std::string what = error.what();
     if (const size_t end = what.find("] "); end != std::string::npos) what.erase(0, end + 2);
     throw UserError("{}: not valid JSON: {}", where, what);
   }
+}
+
+std::string quote(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace olmo

@@ -11,4 +11,7 @@ namespace olmo {
 // than 100 levels.
 nlohmann::json parse_json(std::string_view text, const std::string& where);
 
+// A string in quotes for a message, control characters escaped, so that it stays on one line.
+std::string quote(const std::string& text);
+
 }  // namespace olmo

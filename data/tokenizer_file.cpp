@@ -91,7 +91,7 @@ void set_bytes(TokenizerParts& parts, int32_t id, std::string bytes) {
 
 int32_t find_token(const Field& vocab, const std::string& token, const std::string& where) {
   const auto found = vocab.value.find(token);
-  if (found == vocab.value.end()) throw UserError("{}: \"{}\" is not in the vocabulary", where, token);
+  if (found == vocab.value.end()) throw UserError("{}: {} is not in the vocabulary", where, quote(token));
   return found->get<int32_t>();
 }
 
@@ -102,10 +102,10 @@ void read_vocabulary(const Field& model, TokenizerParts& parts) {
   const ByteAlphabet alphabet;
   parts.bpe.byte_ids.fill(-1);
   for (const auto& [token, value] : vocab.value.items()) {
-    const int32_t id = Field{value, fmt::format("{}[\"{}\"]", vocab.where, token)}.id();
+    const int32_t id = Field{value, fmt::format("{}[{}]", vocab.where, quote(token))}.id();
     if (token.empty()) throw UserError("{}: the token of id {} is empty", vocab.where, id);
     if (static_cast<size_t>(id) < parts.bytes.size() && !parts.bytes[static_cast<size_t>(id)].empty()) {
-      throw UserError("{}: id {} has two tokens, one of them \"{}\"", vocab.where, id, token);
+      throw UserError("{}: id {} has two tokens, one of them {}", vocab.where, id, quote(token));
     }
     std::string bytes;
     const bool in_alphabet = alphabet.to_bytes(token, bytes);
@@ -132,7 +132,7 @@ void read_merges(const Field& model, TokenizerParts& parts) {
       const std::string& both = merge.text();
       const size_t space = both.find(' ');
       if (space == std::string::npos || both.find(' ', space + 1) != std::string::npos) {
-        throw UserError("{}: expected two tokens with one space between, got \"{}\"", merge.where, both);
+        throw UserError("{}: expected two tokens with one space between, got {}", merge.where, quote(both));
       }
       left = both.substr(0, space);
       right = both.substr(space + 1);
@@ -172,11 +172,11 @@ void read_added_tokens(const Field& list, const Field& vocab, TokenizerParts& pa
     }
     if (token.content.empty()) throw UserError("{}: the token is empty", entry["content"].where);
     if (!seen.emplace(token.content, token.id).second) {
-      throw UserError("{}: \"{}\" is listed twice", entry["content"].where, token.content);
+      throw UserError("{}: {} is listed twice", entry["content"].where, quote(token.content));
     }
     const auto known = vocab.value.find(token.content);
     if (known != vocab.value.end() && known->get<int32_t>() != token.id) {
-      throw UserError("{}: \"{}\" is {} here and {} in the vocabulary", entry["id"].where, token.content, token.id,
+      throw UserError("{}: {} is {} here and {} in the vocabulary", entry["id"].where, quote(token.content), token.id,
                       known->get<int32_t>());
     }
     if (known == vocab.value.end() && static_cast<size_t>(token.id) < parts.bytes.size() &&
