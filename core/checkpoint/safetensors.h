@@ -1,4 +1,4 @@
-// Safetensors files: a strict reader (every byte accounted for) and an atomic writer.
+// Safetensors files: a strict reader (every byte accounted for) and a writer that leaves a whole file or none.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct SafetensorsEntry {
   std::vector<int64_t> shape;
   int64_t begin = 0;  // byte range in the buffer
   int64_t end = 0;
-  int64_t elements() const;
+  int64_t elements() const;  // product of the shape
 };
 
 // A memory-mapped file whose header has passed every check of the format: sizes, dtypes, tiling without holes, no
@@ -35,7 +35,12 @@ class SafetensorsFile {
   const SafetensorsEntry& entry(const std::string& name) const;
   // The tensor's bytes (little-endian, row-major), valid while this object lives.
   std::string_view bytes(const std::string& name) const;
-  // Its values converted to float or double from F32, F64, BF16, F16 or integers.
+  // Where those bytes start in the file.
+  int64_t offset(const std::string& name) const;
+  // Length of everything before the buffer: eight bytes and the padded header.
+  int64_t header_bytes() const { return static_cast<int64_t>(buffer_); }
+  // Its values as double, from F32, F64, BF16, F16, BOOL or integers (64-bit ones are rounded past 2^53). Throws
+  // RunError for any other dtype.
   std::vector<double> values(const std::string& name) const;
 
  private:
@@ -44,8 +49,13 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
   const char* base_ = nullptr;
   size_t size_ = 0;
-  size_t buffer_ = 0;
+  size_t buffer_ = 0;  // where the byte buffer starts
 };
+
+// Bits of one element of a dtype of the format, 0 for an unknown one.
+int64_t safetensors_bits(const std::string& dtype);
+// Place of a dtype in the format's order, by which the writer sorts; -1 for an unknown one.
+int safetensors_order(const std::string& dtype);
 
 // A tensor to be written.
 struct SafetensorsItem {
@@ -57,7 +67,8 @@ struct SafetensorsItem {
 };
 
 // Writes a file as the reference writer lays it out (dtype alignment descending, then name; header padded to 8) and
-// fsyncs it. The path must not exist yet. Throws RunError with the system's reason (a full disk, say).
+// fsyncs it. The path must not exist yet. Throws RunError with the system's reason (a full disk, say) and then leaves
+// no file; also for a duplicate name or for bytes that do not fit the shape.
 void write_safetensors(const std::string& path, const std::vector<SafetensorsItem>& items,
                        const std::map<std::string, std::string>& metadata);
 

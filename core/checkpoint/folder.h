@@ -1,0 +1,49 @@
+// Names inside a run folder, and the test hook of the saver. Internal to core/checkpoint and the `checkpoint` command.
+//
+//   step000100            a checkpoint
+//   step000100.tmp-PID    being written or being deleted; left behind by a killed process
+//   step000100.old        the former checkpoint of that step while a new one takes its place: it counts as step000100
+//                         as long as there is no step000100
+//   step000100.damaged-K  a former checkpoint of that step that failed verification: kept, never read
+//   latest                text file with the name of the checkpoint saved last
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/checkpoint/checkpoint.h"
+
+namespace olmo {
+
+// `step000100`.
+std::string step_name(int64_t step);
+// The step of exactly such a name, else -1.
+int64_t step_of(std::string_view name);
+// The names above that are to be deleted: `step000100.tmp-123`, `latest.tmp-123`.
+bool is_leftover(std::string_view name);
+// The ending of this process's temporary names.
+std::string temporary_suffix();
+
+// Folders that hold or should hold a checkpoint, complete or not, lowest step first.
+std::vector<CheckpointInfo> step_folders(const std::string& run_folder);
+// The name in `latest`, empty when there is none.
+std::string latest_name(const std::string& run_folder);
+// Moves the folder aside under a temporary name and deletes it, so that no half of it is ever seen under its own name.
+void remove_checkpoint(const std::string& path);
+
+// Moments of saving and pruning at which the environment variable OLMOTRAIN_TEST_KILL_IN_SAVE makes the process kill
+// itself (SIGKILL), for tests of what a crash leaves behind. kAfterShard + k: once shard k (from 1) is on disk.
+enum KillPoint : int {
+  kAfterTemporaryFolder = 1,
+  kBeforeRename = 2,
+  kOldMovedAside = 3,
+  kBeforeLatest = 4,
+  kAfterLatest = 5,
+  kWhilePruning = 6,
+  kAfterShard = 100,
+};
+void kill_point(int point);
+
+}  // namespace olmo

@@ -1,0 +1,139 @@
+// Which checkpoints a run folder has, which one a run starts from, and which ones are deleted.
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <set>
+
+#include "core/checkpoint/checkpoint.h"
+#include "core/checkpoint/files.h"
+#include "core/checkpoint/folder.h"
+#include "core/checkpoint/manifest.h"
+#include "kernels/error.h"
+
+namespace olmo {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Manifest whole, sizes right, and the step that the folder's name says.
+bool is_complete(const CheckpointInfo& info) {
+  try {
+    return read_manifest(info.path).step == info.step;
+  } catch (const RunError&) {
+    return false;
+  }
+}
+
+// The first fault of a checkpoint, or nothing.
+std::optional<std::string> fault_of(const CheckpointInfo& info) {
+  try {
+    verify_checkpoint(info.path);
+    const int64_t step = read_manifest(info.path).step;
+    if (step == info.step) return std::nullopt;
+    return fmt::format("{}: its manifest says step {}", info.path, step);
+  } catch (const RunError& error) {
+    return error.what();
+  }
+}
+
+std::string newest_good(const std::string& run_folder, const std::function<void(const std::string&)>& warn) {
+  std::vector<CheckpointInfo> found = step_folders(run_folder);
+  std::string first_fault;
+  for (auto info = found.rbegin(); info != found.rend(); ++info) {
+    const std::optional<std::string> fault = fault_of(*info);
+    if (!fault) return info->path;
+    if (first_fault.empty()) first_fault = *fault;
+    warn(fmt::format("checkpoint {} is passed over and left as it is: {}", info->path, *fault));
+  }
+  if (found.empty()) return "";
+  throw RunError(
+      "none of the {} checkpoints in {} is good; the newest: {}; set checkpoint.resume to never to start afresh",
+      found.size(), run_folder, first_fault);
+}
+
+// A checkpoint or run folder that the user named.
+std::string named_checkpoint(const std::string& run_folder, const std::string& resume) {
+  std::string path = resume;
+  if (!fs::exists(path) && !run_folder.empty() && fs::exists(run_folder + "/" + resume))
+    path = run_folder + "/" + resume;
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  if (!fs::is_directory(path)) {
+    throw UserError("checkpoint.resume: no folder {}; give never, auto, latest, a checkpoint folder or a run folder",
+                    resume);
+  }
+  const bool is_checkpoint = fs::exists(path + "/" + kManifestName) || step_of(fs::path(path).filename().string()) >= 0;
+  if (!is_checkpoint) {
+    const std::vector<CheckpointInfo> found = step_folders(path);
+    if (found.empty()) throw UserError("checkpoint.resume: the folder {} holds no checkpoint", resume);
+    path = found.back().path;
+  }
+  verify_checkpoint(path);
+  return path;
+}
+
+// Finishes what a killed saver left: temporary names are deleted, and a former checkpoint moved aside is deleted when
+// its successor is complete, put back when there is none.
+void clean_leftovers(const std::string& run_folder) {
+  std::vector<std::string> names;
+  for (const fs::directory_entry& entry : fs::directory_iterator(run_folder)) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) {
+    const std::string path = run_folder + "/" + name;
+    const fs::path old(name);
+    if (is_leftover(name)) {
+      fs::remove_all(path);
+    } else if (old.extension() == ".old" && step_of(old.stem().string()) >= 0) {
+      const CheckpointInfo current{run_folder + "/" + old.stem().string(), step_of(old.stem().string())};
+      if (!fs::exists(current.path)) {
+        rename_path(path, current.path);
+      } else if (is_complete(current)) {
+        fs::remove_all(path);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<CheckpointInfo> list_checkpoints(const std::string& run_folder) {
+  std::vector<CheckpointInfo> found = step_folders(run_folder);
+  found.erase(std::remove_if(found.begin(), found.end(), [](const CheckpointInfo& info) { return !is_complete(info); }),
+              found.end());
+  return found;
+}
+
+void prune_checkpoints(const std::string& run_folder, int64_t keep_last, int64_t keep_every) {
+  if (!fs::is_directory(run_folder)) return;
+  try {
+    clean_leftovers(run_folder);
+    if (keep_last <= 0) return;
+    const std::vector<CheckpointInfo> complete = list_checkpoints(run_folder);
+    const std::string latest = latest_name(run_folder);
+    const auto count = static_cast<int64_t>(complete.size());
+    for (int64_t i = 0; i + keep_last < count; ++i) {
+      const CheckpointInfo& info = complete[static_cast<size_t>(i)];
+      const bool kept = (keep_every > 0 && info.step % keep_every == 0) || step_name(info.step) == latest;
+      if (!kept) remove_checkpoint(info.path);
+    }
+    sync_folder(run_folder);
+  } catch (const fs::filesystem_error& error) {
+    throw RunError("cannot remove old checkpoints: {}", error.what());
+  }
+}
+
+std::string choose_checkpoint(const std::string& run_folder, const std::string& resume,
+                              const std::function<void(const std::string&)>& warn) {
+  if (resume == "never") return "";
+  if (resume != "auto" && resume != "latest") return named_checkpoint(run_folder, resume);
+  const std::string path = newest_good(run_folder, warn);
+  if (path.empty() && resume == "latest") {
+    throw UserError("checkpoint.resume is latest but {} has no checkpoint; use auto or never to start afresh",
+                    run_folder);
+  }
+  return path;
+}
+
+}  // namespace olmo
