@@ -2,6 +2,8 @@
 # get them. Debian 12 and Ubuntu 24.04 (with its component universe) call them the same.
 # shellcheck shell=bash disable=SC2034
 
+export LC_ALL=C.UTF-8
+
 build_packages=(
   cmake g++ ninja-build pkgconf
   catch2 libcli11-dev libdnnl-dev libpcre2-dev libspdlog-dev libxxhash-dev libyaml-cpp-dev libzstd-dev

@@ -8,21 +8,25 @@ usage='scripts/run.sh [--resume] [--text FILE]
   --text FILE  train on this UTF-8 text (100 KB or more) instead of the King James Bible of the package bible-kjv
 Exit status: 0 done, 1 failure, 2 something for you to put right, 75 stopped on request after saving.'
 
+caller=$PWD
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/packages.sh
+
 text='' resume=0
 while (($#)); do
   case $1 in
-    --text) text=${2:?--text needs a file}; shift ;;
-    --text=*) text=${1#*=} ;;
+    --text)
+      text=${2:-}
+      [[ $text == /* ]] || text=$caller/$text
+      [[ -f $text && -r $text ]] || fail "--text needs a file that can be read, not '${2:-}'"
+      shift
+      ;;
     --resume) resume=1 ;;
     -h | --help) echo "$usage"; exit 0 ;;
-    *) printf 'run.sh: unknown argument %s\n%s\n' "$1" "$usage" >&2; exit 2 ;;
+    *) fail "unknown argument $1; scripts/run.sh --help" ;;
   esac
   shift
 done
-[[ -z $text ]] || text=$(realpath -- "$text")
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export LC_ALL=C.UTF-8
-source scripts/packages.sh
 
 if [[ -z $text ]]; then build_packages+=(bible-kjv); fi
 need_packages "${build_packages[@]}"

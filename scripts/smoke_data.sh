@@ -5,7 +5,7 @@
 #   scripts/smoke_data.sh FILE       NAME text: any UTF-8 text; made anew each time
 set -euo pipefail
 text=${1:-}
-[[ -z $text ]] || text=$(realpath -- "$text")
+[[ -z $text || $text == /* ]] || text=$PWD/$text
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/packages.sh
 

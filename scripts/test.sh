@@ -7,16 +7,21 @@ usage='scripts/test.sh [--all | --sanitize | golden DIR]
   --sanitize   the fast ones with AddressSanitizer and UndefinedBehaviorSanitizer, in build-sanitize/
   golden DIR   the golden suite on the files of DIR (their format: docs/testing.md)'
 
+caller=$PWD
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/packages.sh
+
 mode=${1:-}
 case $mode in
   '' | --all | --sanitize) ;;
-  golden) folder=$(realpath -- "${2:?golden needs the folder of the cases}") ;;
+  golden)
+    folder=${2:-}
+    [[ $folder == /* ]] || folder=$caller/$folder
+    [[ -n ${2:-} && -d $folder ]] || fail "golden needs the folder of the cases, not '${2:-}'"
+    ;;
   -h | --help) echo "$usage"; exit 0 ;;
-  *) printf 'test.sh: unknown argument %s\n%s\n' "$mode" "$usage" >&2; exit 2 ;;
+  *) fail "unknown argument $mode; scripts/test.sh --help" ;;
 esac
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export LC_ALL=C.UTF-8
-source scripts/packages.sh
 
 need_packages "${build_packages[@]}"
 
