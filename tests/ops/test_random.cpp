@@ -99,6 +99,21 @@ TEST_CASE("init_normal is the inversion that docs/random.md states") {
   }
 }
 
+TEST_CASE("the values that docs/random.md gives") {
+  CHECK(random_key(0, "") == 0xaebe53f85cdc3c4c);
+  CHECK(random_key(7, "embeddings.weight") == 0x858b0f5c86d2d0c8);
+  CHECK(normal_quantile(0.3) == -0x1.0c7e39582c5fap-1);
+  CHECK(normal_quantile(0.01) == -0x1.29c5c4630ff0ep+1);
+  CHECK(normal_quantile(1e-20) == -0x1.2865170b43a4bp+3);
+  const uint64_t key = random_key(7, "embeddings.weight");
+  CHECK(init(5, key, 0, 1, 0.01) ==
+        std::vector<float>{-0x1.14a4c2p-9f, -0x1.c6fc38p-11f, 0x1.715f66p-7f, 0x1.2d26e2p-9f, 0x1.4418d2p-8f});
+  CHECK(init(1, key, 1000001, 1, 0.01) == std::vector<float>{-0x1.147632p-8f});
+  CHECK(random_uniform(7, 3, 1, 100, 0) == 59715 * 0x1p-24f);
+  CHECK(random_uniform(7, 3, 1, 100, 5) == 15137808 * 0x1p-24f);
+  CHECK(random_uniform(7, 3, 1, 100, 10) == 215332 * 0x1p-24f);
+}
+
 TEST_CASE("init_normal has the moments of a truncated normal") {
   const int64_t n = 1000000;
   const std::vector<float> x = init(n, random_key(1, "moments"), 0);
