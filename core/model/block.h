@@ -1,8 +1,8 @@
 // One transformer block: forward and backward as straight calls of operators over a BlockState.
 //
 // A block is an attention segment and a feed-forward segment, each `x + post(f(pre(x)))` with a norm before the branch
-// (pre), behind it (reordered) or both (peri). Forward keeps in the BlockState what backward needs; backward may overwrite
-// what it has used.
+// (pre), behind it (reordered) or both (peri). Forward keeps in the BlockState what backward needs; backward may
+// overwrite what it has used.
 #pragma once
 
 #include <cstdint>
@@ -72,14 +72,14 @@ struct BlockContext {
   const ModelConfig& model;
   ParamStore& params;
   Tensor cos_sin;
-  std::vector<Tensor> score_bias;  // f32 [experts] per MoE block, or empty
-  StepSums sums;                   // undefined tensors: no sums are kept (evaluation)
+  const std::vector<Tensor>& score_bias;  // f32 [experts] per MoE block, or empty
+  StepSums sums;                          // undefined tensors: no sums are kept (evaluation)
   KvCache* cache = nullptr;
 };
 
 // y = block(state.x). Tensors of the state are taken from `arena`; y is the caller's. `training` keeps losses and load.
-void block_forward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& state, const Tensor& y,
-                   Arena& arena, Stream& stream);
+void block_forward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& state,
+                   const Tensor& y, Arena& arena, Stream& stream);
 
 // `grad` [N, d] holds d loss / dy and becomes d loss / dx; parameter gradients are added to the store. Temporaries come
 // from `arena` inside a scope.
