@@ -31,7 +31,7 @@ void evaluate_checkpoint(const RunConfig& config, const std::string& checkpoint,
                         [](const std::string& line) { fmt::print(stderr, "olmotrain: {}\n", line); });
   SingleRank rank;
   TrainStep step(config, device, rank, false);
-  load_tensors(path, state_tensors(step, false));
+  load_tensors(path, weight_tensors(step.model()));
   nlohmann::ordered_json out;
   out["checkpoint"] = path;
   for (const auto& [name, r] : evaluate_sets(config, step, tokenizer)) {

@@ -105,16 +105,16 @@ Generator::Generator(const RunConfig& config, const Device& device, int64_t capa
 
 Generator::~Generator() = default;
 
-ParamStore& Generator::params() { return impl_->params; }
-
-void Generator::load(const std::string& checkpoint) {
-  std::vector<StateTensor> tensors;
-  for (const Param& p : impl_->params.params()) tensors.push_back({p.info.name, p.info.shape, p.value});
-  load_tensors(checkpoint, tensors);
+ParamStore& Generator::params() {
+  return impl_->params;
 }
 
-std::vector<int32_t> Generator::generate(const std::vector<int32_t>& prompt, const SamplingSettings& settings, int32_t eos,
-                                         const std::function<void(int32_t)>& emit) {
+void Generator::load(const std::string& checkpoint) {
+  load_tensors(checkpoint, weight_tensors(impl_->model));
+}
+
+std::vector<int32_t> Generator::generate(const std::vector<int32_t>& prompt, const SamplingSettings& settings,
+                                         int32_t eos, const std::function<void(int32_t)>& emit) {
   const int64_t length = static_cast<int64_t>(prompt.size());
   if (prompt.empty()) throw UserError("the prompt has no token; give at least one character");
   if (length + settings.max_tokens > impl_->capacity) {
@@ -143,9 +143,8 @@ std::vector<float> Generator::full_logits(const std::vector<int32_t>& tokens) {
 }
 
 void generate_text(const GenerateRequest& request) {
-  const std::string path = choose_checkpoint(request.run, "latest", [](const std::string& line) {
-    fmt::print(stderr, "olmotrain: {}\n", line);
-  });
+  const std::string path = choose_checkpoint(
+      request.run, "latest", [](const std::string& line) { fmt::print(stderr, "olmotrain: {}\n", line); });
   RunConfig config = parse_config(checkpoint_config(path), path + "/config.yaml", {});
   config.run.threads = request.threads;
   if (config.data.tokenizer.empty()) {

@@ -15,9 +15,10 @@ Device open_device(const RunConfig& config) {
   std::string variable;
   const int64_t world = launcher_world_size(variable);
   if (world > 1) {
-    throw UserError("{} says that the launcher started {} ranks; this version trains on one rank: start it without mpirun "
-                    "or with one task",
-                    variable, world);
+    throw UserError(
+        "{} says that the launcher started {} ranks; this version trains on one rank: start it without mpirun "
+        "or with one task",
+        variable, world);
   }
   const int threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : omp_get_num_procs();
   cpu::flush_denormals(threads);
@@ -58,8 +59,9 @@ LoaderSettings loader_settings(const RunConfig& config, const std::vector<std::s
   s.seed = data.seed;
   s.rows_of_step = [batch = config.batch](int64_t step) { return rows_of_step(batch, step); };
   if (s.document_mask && s.eos < 0) {
-    throw UserError("data.document_mask needs to know where documents end: set data.eos, or a data.tokenizer that has an "
-                    "end-of-text token");
+    throw UserError(
+        "data.document_mask needs to know where documents end: set data.eos, or a data.tokenizer that has an "
+        "end-of-text token");
   }
   return s;
 }
@@ -75,27 +77,33 @@ int64_t total_steps(const RunConfig& config, int64_t instances) {
     left -= 1;
   }
   if (step == 0) {
-    throw UserError("run.epochs = {} over {} instances of data.train is less than one step of {} rows; raise run.epochs, set "
-                    "run.steps, or lower batch.rows",
-                    config.run.epochs, instances, rows_of_step(config.batch, 1));
+    throw UserError(
+        "run.epochs = {} over {} instances of data.train is less than one step of {} rows; raise run.epochs, set "
+        "run.steps, or lower batch.rows",
+        config.run.epochs, instances, rows_of_step(config.batch, 1));
   }
   return step;
 }
 
-std::vector<StateTensor> state_tensors(TrainStep& step, bool moments) {
+std::vector<StateTensor> weight_tensors(Model& model) {
   std::vector<StateTensor> tensors;
+  for (const Param& p : model.params().params()) tensors.push_back({p.info.name, p.info.shape, p.value});
+  const std::vector<Tensor>& biases = model.score_bias();
+  for (size_t i = 0; i < biases.size(); ++i) {
+    const int64_t layer = model.config().dense.layers + static_cast<int64_t>(i);
+    tensors.push_back(
+        {"blocks." + std::to_string(layer) + ".routed_experts_router.score_bias", {biases[i].elements()}, biases[i]});
+  }
+  return tensors;
+}
+
+std::vector<StateTensor> state_tensors(TrainStep& step) {
+  std::vector<StateTensor> tensors = weight_tensors(step.model());
   for (size_t i = 0; i < step.params().params().size(); ++i) {
     const int64_t index = static_cast<int64_t>(i);
-    const Param& p = step.params()[index];
-    tensors.push_back({p.info.name, p.info.shape, p.value});
-    if (!moments) continue;
-    tensors.push_back({p.info.name + ".exp_avg", p.info.shape, step.optimizer().exp_avg(index)});
-    tensors.push_back({p.info.name + ".exp_avg_sq", p.info.shape, step.optimizer().exp_avg_sq(index)});
-  }
-  const std::vector<Tensor>& biases = step.model().score_bias();
-  for (size_t i = 0; i < biases.size(); ++i) {
-    const int64_t layer = step.model().config().dense.layers + static_cast<int64_t>(i);
-    tensors.push_back({"blocks." + std::to_string(layer) + ".routed_experts_router.score_bias", {biases[i].elements()}, biases[i]});
+    const ParamShape& info = step.params()[index].info;
+    tensors.push_back({info.name + ".exp_avg", info.shape, step.optimizer().exp_avg(index)});
+    tensors.push_back({info.name + ".exp_avg_sq", info.shape, step.optimizer().exp_avg_sq(index)});
   }
   return tensors;
 }

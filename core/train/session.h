@@ -31,8 +31,11 @@ int64_t rows_of_step(const BatchConfig& batch, int64_t step);
 // Steps of a run: run.steps, or what run.epochs passes over `instances` give.
 int64_t total_steps(const RunConfig& config, int64_t instances);
 
-// Tensors of a checkpoint: parameters, and with `moments` the optimizer's moments; score biases by their block.
-std::vector<StateTensor> state_tensors(TrainStep& step, bool moments);
+// What a model computes with, as a checkpoint names it: parameters, and score biases by their block.
+std::vector<StateTensor> weight_tensors(Model& model);
+
+// All tensors of a checkpoint: the weights and the optimizer's moments.
+std::vector<StateTensor> state_tensors(TrainStep& step);
 
 // Everything of a run that is not a tensor.
 struct TrainerRecord {
