@@ -2,6 +2,7 @@
 #include "core/config/check.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <vector>
 
 #include "core/config/config.h"
