@@ -79,7 +79,7 @@ TEST_CASE("grouped_gemm agrees with double precision and leaves spare rows alone
   }
 }
 
-TEST_CASE("grouped_wgrad agrees with double precision; idle experts get zeros or keep what they had") {
+TEST_CASE("grouped_wgrad agrees with double precision and idle experts get zeros or keep what they had") {
   for (const Groups& groups : kGroups) {
     for (bool accumulate : {false, true}) {
       for (int64_t wide : {0, 1024}) {  // a long-strided operand takes the path that copies panels

@@ -162,9 +162,16 @@ void attention_pack_transposed(const float* x, int64_t stride, int64_t rows, int
 void attention_row_dot(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t rows, int64_t cols,
                        float* delta) {
   for (int64_t r = 0; r < rows; ++r) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < cols; ++c) sum += a[r * a_stride + c] * b[r * b_stride + c];
+    const float* left = a + r * a_stride;
+    const float* right = b + r * b_stride;
+    Vector total{};
+    int64_t c = 0;
+    for (; c + kLanes <= cols; c += kLanes) {
+      total +=
+          *reinterpret_cast<const UnalignedVector*>(left + c) * *reinterpret_cast<const UnalignedVector*>(right + c);
+    }
+    float sum = fold(total, [](const auto& x, const auto& y) { return x + y; });
+    for (; c < cols; ++c) sum += left[c] * right[c];
     delta[r] = sum;
   }
 }
