@@ -9,8 +9,8 @@ namespace olmo::ops {
 //   losses f64 [2] += { sum CE, sum logsumexp(logits)^2 }          CE = logsumexp(logits) - logits[label]
 // and, when dy is defined, the gradient of (sum CE + z_weight * sum lse^2) * inv_divisor:
 //   dy [N, d] (overwritten), dw [V, d] (+)= by `accumulate_dw`.
-// Ignored rows get zero gradient. `chunk_rows` rows of logits exist at a time. When `row_loss` f32 [N] is defined it gets
-// each row's CE (0 where ignored).
+// Ignored rows get zero gradient. `chunk_rows` rows of logits exist at a time. When `row_loss` f32 [N] is defined it
+// gets each row's CE (0 where ignored).
 struct HeadLossArgs {
   Tensor y, w, labels, losses, dy, dw, row_loss;
   float z_weight = 0;

@@ -33,8 +33,8 @@ void rms_norm_backward(const RmsNormBackwardArgs& args, Stream& stream);
 // q and k of each token: RMSNorm over each head with one weight vector for all q heads and one for all k heads, then
 // rotate-half RoPE at the token's position: RoPE(u) = u * cos + (-u[hd/2:], u[:hd/2]) * sin.
 // qkv [N, (heads + 2 kv_heads) * head_dim] holds q | k | v; qk [N, (heads + kv_heads) * head_dim] gets q | k.
-// q_weight and k_weight [head_dim]; rstd f32 [N, heads + kv_heads]; positions i32 [N]; cos_sin f32 [positions, head_dim]
-// from `rope_table`: cosines in the first half of a row, sines in the second.
+// q_weight and k_weight [head_dim]; rstd f32 [N, heads + kv_heads]; positions i32 [N]; cos_sin f32 [positions,
+// head_dim] from `rope_table`: cosines in the first half of a row, sines in the second.
 struct QkNormRopeForwardArgs {
   Tensor qkv, q_weight, k_weight, positions, cos_sin, qk, rstd;
   int64_t heads = 0;

@@ -24,11 +24,11 @@ int64_t first_nonfinite(const Tensor& x, Stream& stream);
 
 // What AdamW reads from device memory, f32 [kAdamControl].
 enum AdamControl : int {
-  kAdamFactor,          // 1, or 0: leave parameters and moments as they are, bit for bit (a select)
-  kAdamGradScale,       // clip coefficient times anything else that scales gradients
-  kAdamLr,              // base learning rate
-  kAdamCorrection1,     // 1 - beta1^n
-  kAdamCorrection2,     // 1 - beta2^n
+  kAdamFactor,       // 1, or 0: leave parameters and moments as they are, bit for bit (a select)
+  kAdamGradScale,    // clip coefficient times anything else that scales gradients
+  kAdamLr,           // base learning rate
+  kAdamCorrection1,  // 1 - beta1^n
+  kAdamCorrection2,  // 1 - beta2^n
   kAdamControl
 };
 

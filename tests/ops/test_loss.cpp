@@ -92,8 +92,9 @@ TEST_CASE("head_loss agrees with double precision for any chunk") {
   struct Shape {
     int64_t n, d, vocab;
   };
-  for (const Shape& s : {Shape{1, 3, 2}, Shape{7, 17, 97}, Shape{5, 64, 1000}, Shape{3, 8, 5003}, Shape{130, 5, 33}}) {
-    for (int64_t chunk : {1, 3, 64, 1000}) {
+  for (const Shape& s : {Shape{1, 3, 2}, Shape{7, 17, 97}, Shape{5, 64, 1000}, Shape{3, 8, 5003}, Shape{67, 5, 33}}) {
+    for (int64_t chunk : {1, 3, 32, 1000}) {
+      if (s.n > 20 && chunk < 32) continue;
       CAPTURE(s.n, s.d, s.vocab, chunk);
       HeadCase c(s.n, s.d, s.vocab);
       c.losses.v = {10, 20, 0};
