@@ -20,6 +20,7 @@ void add_commands(CLI::App& app) {
   add_generate_command(app);
   add_bench_command(app);
   add_data_command(app);
+  add_checkpoint_command(app);
   add_config_command(app);
   app.require_subcommand(0, 1);
   app.set_version_flag("--version", std::string("olmotrain ") + kVersion);

@@ -29,13 +29,14 @@ struct CheckpointInfo {
   int64_t step = 0;
 };
 
+inline constexpr int64_t kShardBytes = int64_t{1} << 30;
+
 // Writes run_folder/stepNNNNNN (six digits or more) from `tensors` and `state`, with `config_yaml` as config.yaml:
 // shards of safetensors, manifest.json (tensor -> file, shape, dtype, xxh3 of each 64 MiB piece), trainer.json. All of
 // it goes to a temporary folder, is fsynced, renamed, and `latest` is replaced by rename last. An existing checkpoint
 // of the same step is replaced only once the new one is complete. Throws RunError (a full disk, ...), leaving older
 // checkpoints and `latest` as they were and no temporary folder behind. A shard holds at most `shard_bytes`, or one
 // tensor.
-inline constexpr int64_t kShardBytes = int64_t{1} << 30;
 void save_checkpoint(const std::string& run_folder, int64_t step, const std::vector<StateTensor>& tensors,
                      const TrainerState& state, const std::string& config_yaml, int64_t shard_bytes = kShardBytes);
 

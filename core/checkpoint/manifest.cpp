@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/checkpoint/files.h"
+#include "core/checkpoint/folder.h"
 #include "core/checkpoint/safetensors.h"
 #include "core/checkpoint/strict_json.h"
 #include "kernels/error.h"
@@ -197,6 +198,10 @@ Manifest parse_manifest(std::string_view text, const std::string& where) {
 Manifest read_manifest(const std::string& folder) {
   const std::string path = folder + "/" + kManifestName;
   Manifest manifest = parse_manifest(read_whole_file(path, kMaxManifestBytes), path);
+  const int64_t named = step_of(folder.substr(folder.find_last_of('/') + 1));
+  if (named >= 0 && named != manifest.step) {
+    throw RunError("{}: step {}, but the folder is named as step {}: renamed by hand", path, manifest.step, named);
+  }
   for (const auto& [name, file] : manifest.files) {
     const std::string place = folder + "/" + name;
     struct stat info {};

@@ -44,7 +44,8 @@ struct Manifest {
 std::string manifest_text(const Manifest& manifest);
 // Throws RunError starting with `where` for anything that manifest_text does not write.
 Manifest parse_manifest(std::string_view text, const std::string& where);
-// Reads a folder's manifest and checks that every file is there with its size. Throws RunError naming the fault.
+// Reads a folder's manifest and checks that every file is there with its size, and that a folder named as a step holds
+// that step. Throws RunError naming the fault.
 Manifest read_manifest(const std::string& folder);
 
 uint64_t hash_bytes(std::string_view bytes);

@@ -17,9 +17,9 @@
 namespace olmo::test {
 
 // A folder of its own under the system's temporary one, gone with the object.
-class TemporaryFolder {
+class RunFolder {
  public:
-  TemporaryFolder() {
+  RunFolder() {
     static int count = 0;
     path_ = (std::filesystem::temp_directory_path() /
              fmt::format("olmo-checkpoint-{}-{}", static_cast<int64_t>(::getpid()), count++))
@@ -27,12 +27,12 @@ class TemporaryFolder {
     std::filesystem::remove_all(path_);
     std::filesystem::create_directories(path_);
   }
-  ~TemporaryFolder() {
+  ~RunFolder() {
     std::error_code ignored;
     std::filesystem::remove_all(path_, ignored);
   }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
   const std::string& path() const { return path_; }
   std::string operator/(const std::string& name) const { return path_ + "/" + name; }
 
@@ -45,7 +45,9 @@ inline std::string read_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
+// Removed first: file systems flush a file that is cut and rewritten, which takes milliseconds.
 inline void write_file(const std::string& path, const std::string& text) {
+  std::filesystem::remove(path);
   std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
 }
 

@@ -16,7 +16,7 @@ using namespace olmo::test;
 namespace fs = std::filesystem;
 
 TEST_CASE("what is loaded is what was saved, byte for byte") {
-  const TemporaryFolder run;
+  const RunFolder run;
   const TestState saved = make_state(1);
   save_test(run.path(), 100, saved);
   TestState loaded = make_state(2);
@@ -31,7 +31,7 @@ TEST_CASE("what is loaded is what was saved, byte for byte") {
 }
 
 TEST_CASE("a checkpoint saved twice has the same files") {
-  const TemporaryFolder run;
+  const RunFolder run;
   const TestState state = make_state(1);
   save_test(run.path(), 5, state);
   save_test(run / "again", 5, state);
@@ -44,7 +44,7 @@ TEST_CASE("a checkpoint saved twice has the same files") {
 }
 
 TEST_CASE("moments have shards of their own, and no shard is above its limit unless one tensor is") {
-  const TemporaryFolder run;
+  const RunFolder run;
   save_test(run.path(), 1, make_state(1));
   int params = 0;
   int optimizer = 0;
@@ -64,7 +64,7 @@ TEST_CASE("moments have shards of their own, and no shard is above its limit unl
 }
 
 TEST_CASE("with the usual limit a small model has one shard of each kind") {
-  const TemporaryFolder run;
+  const RunFolder run;
   save_checkpoint(run.path(), 1, make_state(1).tensors, {}, "");
   CHECK(fs::exists(run / "step000001/params-00001-of-00001.safetensors"));
   CHECK(fs::exists(run / "step000001/optimizer-00001-of-00001.safetensors"));
@@ -72,14 +72,14 @@ TEST_CASE("with the usual limit a small model has one shard of each kind") {
 }
 
 TEST_CASE("no tensors at all are a checkpoint too") {
-  const TemporaryFolder run;
+  const RunFolder run;
   save_checkpoint(run.path(), 0, {}, {}, "a: 1\n");
   verify_checkpoint(run / "step000000");
   CHECK(load_checkpoint(run / "step000000", {}).empty());
 }
 
 TEST_CASE("a tensor longer than a piece has a hash for each, and damage in the second is found") {
-  const TemporaryFolder run;
+  const RunFolder run;
   TestState state;
   state.add("big", DType::f32, {kPieceBytes / 4 + 3});
   state.fill(3);
@@ -100,7 +100,7 @@ TEST_CASE("a tensor longer than a piece has a hash for each, and damage in the s
 }
 
 TEST_CASE("some tensors can be read alone, without touching the others") {
-  const TemporaryFolder run;
+  const RunFolder run;
   const TestState saved = make_state(1);
   save_test(run.path(), 1, saved);
   TestState some;
@@ -117,7 +117,7 @@ TEST_CASE("some tensors can be read alone, without touching the others") {
 }
 
 TEST_CASE("a checkpoint of another model is refused by name") {
-  const TemporaryFolder run;
+  const RunFolder run;
   const std::string folder = run / "step000001";
   save_test(run.path(), 1, make_state(1));
   const auto fault = [&](TestState& state) {
@@ -139,7 +139,7 @@ TEST_CASE("a checkpoint of another model is refused by name") {
 }
 
 TEST_CASE("wrong input to the saver is an error and leaves no trace") {
-  const TemporaryFolder run;
+  const RunFolder run;
   TestState state = make_state(1);
   CHECK(has(message_of<RunError>([&] { save_checkpoint(run.path(), 1, state.tensors, {{"key", "{"}}, ""); }), "key"));
   state.tensors.push_back(state.tensors[0]);
@@ -173,12 +173,12 @@ std::string message_with_file_limit(rlim_t bytes, const std::string& report, Act
 }  // namespace
 
 TEST_CASE("a file that cannot be written leaves the older checkpoints as they were") {
-  const TemporaryFolder run;
+  const RunFolder run;
   const TestState old = make_state(1);
   save_test(run.path(), 100, old);
   TestState big;
   big.add("w", DType::f32, {4096});
-  const TemporaryFolder report;
+  const RunFolder report;
   for (int64_t step : {100, 200}) {
     const std::string message = message_with_file_limit(
         4096, report / "message", [&] { save_checkpoint(run.path(), step, big.tensors, {}, ""); });
@@ -198,7 +198,7 @@ TEST_CASE("a file that cannot be written leaves the older checkpoints as they we
 }
 
 TEST_CASE("a full disk is reported with its reason and loses nothing") {
-  const TemporaryFolder run;
+  const RunFolder run;
   if (::mount("tmpfs", run.path().c_str(), "tmpfs", 0, "size=1m") != 0) return;
   const TestState old = make_state(1);
   save_test(run.path(), 100, old);

@@ -59,7 +59,7 @@ int state_found(const std::string& run, const TestState& old, const TestState& f
 
 void check_crash(int64_t old_step, int64_t new_step, int point, bool expect_new) {
   CAPTURE(point);
-  const TemporaryFolder run;
+  const RunFolder run;
   const TestState old = make_state(1);
   const TestState fresh = make_state(2);
   save_test(run.path(), old_step, old);
@@ -126,7 +126,7 @@ TEST_CASE("killed while replacing the checkpoint of the same step") {
 }
 
 TEST_CASE("killed at moments of the clock's choosing") {
-  const TemporaryFolder run;
+  const RunFolder run;
   const TestState first = make_state(1);
   save_test(run.path(), 1, first);
   for (int i = 0; i < 20; ++i) {

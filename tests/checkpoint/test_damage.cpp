@@ -29,7 +29,7 @@ void check_refused(const std::string& folder) {
 }  // namespace
 
 TEST_CASE("a flipped bit anywhere is found") {
-  const TemporaryFolder run;
+  const RunFolder run;
   const std::string folder = run / "step000001";
   save_test(run.path(), 1, make_state(1));
   for (const std::string& file : files_of(folder)) {
@@ -48,7 +48,7 @@ TEST_CASE("a flipped bit anywhere is found") {
 }
 
 TEST_CASE("white space and order inside the manifest are hashed too") {
-  const TemporaryFolder run;
+  const RunFolder run;
   const std::string folder = run / "step000001";
   save_test(run.path(), 1, make_state(1));
   const std::string manifest = read_file(folder + "/manifest.json");
@@ -60,7 +60,7 @@ TEST_CASE("white space and order inside the manifest are hashed too") {
 }
 
 TEST_CASE("a truncated, grown, empty or missing file is found") {
-  const TemporaryFolder run;
+  const RunFolder run;
   const std::string folder = run / "step000001";
   save_test(run.path(), 1, make_state(1));
   for (const std::string& file : files_of(folder)) {
@@ -84,7 +84,7 @@ TEST_CASE("a truncated, grown, empty or missing file is found") {
 }
 
 TEST_CASE("swapped shards and shards of another checkpoint are found") {
-  const TemporaryFolder run;
+  const RunFolder run;
   save_test(run.path(), 1, make_state(1));
   save_test(run.path(), 2, make_state(2));
   const std::string name = "/optimizer-00001-of-00002.safetensors";
@@ -100,7 +100,7 @@ TEST_CASE("swapped shards and shards of another checkpoint are found") {
 }
 
 TEST_CASE("a file that does not belong to the checkpoint does no harm") {
-  const TemporaryFolder run;
+  const RunFolder run;
   const std::string folder = run / "step000001";
   save_test(run.path(), 1, make_state(1));
   write_file(folder + "/notes.txt", "mine");
@@ -111,7 +111,7 @@ TEST_CASE("a file that does not belong to the checkpoint does no harm") {
 }
 
 TEST_CASE("a manifest of another version or format is refused by name, duplicates never pass") {
-  const TemporaryFolder run;
+  const RunFolder run;
   const std::string folder = run / "step000001";
   save_test(run.path(), 1, make_state(1));
   const std::string path = folder + "/manifest.json";

@@ -39,7 +39,7 @@ Choice choose(const std::string& run, const std::string& resume) {
 }  // namespace
 
 TEST_CASE("checkpoints are listed by step as a number, and nothing else is") {
-  const TemporaryFolder run;
+  const RunFolder run;
   CHECK(list_checkpoints(run.path()).empty());
   CHECK(list_checkpoints(run / "missing").empty());
   save_steps(run.path(), {999999, 1000000, 20, 12345678901});
@@ -55,14 +55,14 @@ TEST_CASE("checkpoints are listed by step as a number, and nothing else is") {
 }
 
 TEST_CASE("what a run starts from: never, auto, latest, a folder") {
-  const TemporaryFolder run;
+  const RunFolder run;
   CHECK(choose(run.path(), "never").path.empty());
   CHECK(choose(run.path(), "auto").path.empty());
   CHECK(choose(run / "missing", "auto").path.empty());
   CHECK(has(message_of<UserError>([&] { choose(run.path(), "latest"); }), "has no checkpoint"));
-  CHECK(has(message_of<UserError>([&] { choose(run.path(), run / "missing"); }), "no folder"));
+  CHECK(has(message_of<UserError>([&] { choose(run.path(), run / "missing"); }), "no checkpoint at"));
   CHECK(has(message_of<UserError>([&] { choose(run / "other", run.path()); }), "holds no checkpoint"));
-  CHECK(has(message_of<UserError>([&] { choose(run.path(), "Auto"); }), "no folder Auto"));
+  CHECK(has(message_of<UserError>([&] { choose(run.path(), "Auto"); }), "no checkpoint at Auto"));
   save_steps(run.path(), {1, 2});
   CHECK(choose(run.path(), "never").path.empty());
   CHECK(choose(run.path(), "auto").path == run / "step000002");
@@ -77,7 +77,7 @@ TEST_CASE("what a run starts from: never, auto, latest, a folder") {
 }
 
 TEST_CASE("a damaged newest checkpoint is passed over aloud, left alone, and fatal when it is named") {
-  const TemporaryFolder run;
+  const RunFolder run;
   save_steps(run.path(), {1, 2, 3});
   flip_last_byte(run / "step000003/optimizer-00001-of-00002.safetensors");
   const std::string damaged = read_file(run / "step000003/optimizer-00001-of-00002.safetensors");
@@ -104,7 +104,7 @@ TEST_CASE("a damaged newest checkpoint is passed over aloud, left alone, and fat
 }
 
 TEST_CASE("a latest file that names nothing does not stop a resume") {
-  const TemporaryFolder run;
+  const RunFolder run;
   save_steps(run.path(), {1, 2});
   for (const char* text : {"step000009\n", "", "../..\n", "x"}) {
     write_file(run / "latest", text);
@@ -119,7 +119,7 @@ TEST_CASE("a latest file that names nothing does not stop a resume") {
 }
 
 TEST_CASE("pruning keeps the newest, the multiples and what latest names") {
-  const TemporaryFolder run;
+  const RunFolder run;
   save_steps(run.path(), {10, 20, 25, 30, 40});
   prune_checkpoints(run.path(), 0, 0);
   CHECK(steps_of(run.path()).size() == 5);
@@ -132,7 +132,7 @@ TEST_CASE("pruning keeps the newest, the multiples and what latest names") {
 }
 
 TEST_CASE("an incomplete checkpoint neither counts as kept nor is removed") {
-  const TemporaryFolder run;
+  const RunFolder run;
   save_steps(run.path(), {1, 2, 3});
   fs::remove(run / "step000003/manifest.json");
   write_file(run / "latest", "step000003\n");
@@ -142,7 +142,7 @@ TEST_CASE("an incomplete checkpoint neither counts as kept nor is removed") {
 }
 
 TEST_CASE("pruning removes leftovers of killed savers and nothing of the user's") {
-  const TemporaryFolder run;
+  const RunFolder run;
   save_steps(run.path(), {1});
   fs::create_directories(run / "step000002.tmp-123/sub");
   write_file(run / "latest.tmp-9", "x");
@@ -160,7 +160,7 @@ TEST_CASE("pruning removes leftovers of killed savers and nothing of the user's"
 }
 
 TEST_CASE("a checkpoint of the same step is replaced; a damaged one is kept aside") {
-  const TemporaryFolder run;
+  const RunFolder run;
   save_steps(run.path(), {1});
   const TestState second = make_state(50);
   save_test(run.path(), 1, second);

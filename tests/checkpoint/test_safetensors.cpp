@@ -18,12 +18,12 @@ std::string with_length(const std::string& header, const std::string& buffer, ui
 }
 
 // The fault that the reader finds in a file of this header and buffer, "" for none.
-std::string fault_of(const TemporaryFolder& folder, const std::string& header, const std::string& buffer) {
+std::string fault_of(const RunFolder& folder, const std::string& header, const std::string& buffer) {
   write_file(folder / "file", with_length(header, buffer, header.size()));
   return message_of<RunError>([&] { SafetensorsFile file(folder / "file"); });
 }
 
-std::string raw_fault(const TemporaryFolder& folder, const std::string& text) {
+std::string raw_fault(const RunFolder& folder, const std::string& text) {
   write_file(folder / "file", text);
   return message_of<RunError>([&] { SafetensorsFile file(folder / "file"); });
 }
@@ -36,7 +36,7 @@ SafetensorsItem item(const char* name, const char* dtype, std::vector<int64_t> s
 }  // namespace
 
 TEST_CASE("the writer's layout: widest dtype first, then name, header padded to eight") {
-  const TemporaryFolder folder;
+  const RunFolder folder;
   const std::vector<float> f{1.5f, -2.0f};
   const std::vector<int64_t> l{7};
   const std::vector<uint8_t> b{1, 2, 3};
@@ -71,7 +71,7 @@ TEST_CASE("the writer's layout: widest dtype first, then name, header padded to 
 }
 
 TEST_CASE("empty files, empty tensors and odd names go round") {
-  const TemporaryFolder folder;
+  const RunFolder folder;
   write_safetensors(folder / "none", {}, {});
   CHECK(SafetensorsFile(folder / "none").entries().empty());
   const std::vector<float> one{3.0f};
@@ -88,7 +88,7 @@ TEST_CASE("empty files, empty tensors and odd names go round") {
 }
 
 TEST_CASE("the writer refuses what the reader would") {
-  const TemporaryFolder folder;
+  const RunFolder folder;
   const std::vector<float> f{1.0f, 2.0f};
   const auto fault = [&](const std::vector<SafetensorsItem>& items) {
     return message_of<RunError>([&] { write_safetensors(folder / "file", items, {}); });
@@ -103,7 +103,7 @@ TEST_CASE("the writer refuses what the reader would") {
 }
 
 TEST_CASE("values of every dtype that has numbers") {
-  const TemporaryFolder folder;
+  const RunFolder folder;
   const std::vector<uint16_t> bf{0x3f80, 0xc040, 0x7f80};
   const std::vector<uint16_t> half{0x3c00, 0xc200, 0x0001, 0x7c00, 0xfbff, 0x8000, 0x7e00};
   const std::vector<double> d{1e300, -0.1};
@@ -137,7 +137,7 @@ TEST_CASE("values of every dtype that has numbers") {
 }
 
 TEST_CASE("sizes and the length word are checked first") {
-  const TemporaryFolder folder;
+  const RunFolder folder;
   CHECK(has(message_of<RunError>([&] { SafetensorsFile file(folder / "missing"); }), "No such file"));
   CHECK(has(message_of<RunError>([&] { SafetensorsFile file(folder.path()); }), "not a regular file"));
   CHECK(has(raw_fault(folder, ""), "too few"));
@@ -150,7 +150,7 @@ TEST_CASE("sizes and the length word are checked first") {
 }
 
 TEST_CASE("the header must be strict JSON of the right form") {
-  const TemporaryFolder folder;
+  const RunFolder folder;
   const auto fault = [&](const std::string& header, const std::string& buffer = "1234") {
     return fault_of(folder, header, buffer);
   };
@@ -178,7 +178,7 @@ TEST_CASE("the header must be strict JSON of the right form") {
 }
 
 TEST_CASE("duplicate keys are refused at every level, identical or not") {
-  const TemporaryFolder folder;
+  const RunFolder folder;
   const std::string a = R"("a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
   CHECK(has(fault_of(folder, "{" + a + "," + a + "}", "1234"), "appears twice"));
   const std::string empty = R"("a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]})";
@@ -193,7 +193,7 @@ TEST_CASE("duplicate keys are refused at every level, identical or not") {
 }
 
 TEST_CASE("the tensors must tile the buffer exactly") {
-  const TemporaryFolder folder;
+  const RunFolder folder;
   const auto entry = [](const char* name, const char* shape, const char* offsets) {
     return fmt::format(R"("{}":{{"dtype":"U8","shape":{},"data_offsets":{}}})", name, shape, offsets);
   };
@@ -217,7 +217,7 @@ TEST_CASE("the tensors must tile the buffer exactly") {
 }
 
 TEST_CASE("sizes that overflow are refused") {
-  const TemporaryFolder folder;
+  const RunFolder folder;
   const auto fault = [&](const char* dtype, const char* shape, const char* offsets) {
     return fault_of(folder,
                     fmt::format(R"({{"a":{{"dtype":"{}","shape":{},"data_offsets":{}}}}})", dtype, shape, offsets), "");

@@ -1,0 +1,96 @@
+// `olmotrain checkpoint list | inspect | verify` as a user runs them.
+#include <nlohmann/json.hpp>
+
+#include "tests/catch.h"
+#include "tests/checkpoint/fixture.h"
+#include "tests/cli/run_program.h"
+
+using namespace olmo;
+namespace fs = std::filesystem;
+using test::has;
+using test::Outcome;
+
+namespace {
+
+// A run with the checkpoints of steps 100 (good), 200 (a byte flipped) and 300 (a file missing).
+struct Run {
+  test::TemporaryFolder folder;
+  std::string path = folder.file("run");
+
+  Run() {
+    for (int64_t step : {100, 200, 300}) test::save_test(path, step, test::make_state(1));
+    const std::string shard = path + "/step000200/optimizer-00001-of-00002.safetensors";
+    std::string text = test::read_file(shard);
+    text.back() = static_cast<char>(text.back() ^ 4);
+    test::write_file(shard, text);
+    fs::remove(path + "/step000300/trainer.json");
+  }
+};
+
+Outcome checkpoint(const std::string& command, const std::string& path, bool json = false) {
+  std::vector<std::string> words{"checkpoint", command, path};
+  if (json) words.push_back("--json");
+  return test::run_program(words);
+}
+
+bool is_one_line(const std::string& text) {
+  return text.find('\n') == text.size() - 1;
+}
+
+}  // namespace
+
+TEST_CASE("checkpoint list shows every checkpoint, and why one is not complete") {
+  const Run run;
+  const Outcome table = checkpoint("list", run.path);
+  CHECK(table.exit_code == 0);
+  CHECK(std::count(table.out.begin(), table.out.end(), '\n') == 4);
+  CHECK(has(table.out, "not complete: cannot read " + run.path + "/step000300/trainer.json"));
+  const auto rows = nlohmann::json::parse(checkpoint("list", run.path, true).out);
+  REQUIRE(rows.size() == 3);
+  CHECK(rows[0]["step"] == 100);
+  CHECK(rows[0]["tensors"] == 9);
+  CHECK(rows[1]["complete"] == true);
+  CHECK(rows[1]["latest"] == false);
+  CHECK(rows[2]["complete"] == false);
+  CHECK(rows[2]["latest"] == true);
+  CHECK(checkpoint("list", run.folder.file("missing")).exit_code == 2);
+  CHECK(checkpoint("list", run.path + "/step000100").exit_code == 2);
+  fs::create_directory(run.folder.file("empty"));
+  CHECK(has(checkpoint("list", run.folder.file("empty")).out, "has no checkpoint"));
+}
+
+TEST_CASE("checkpoint inspect shows files, trainer state and tensors") {
+  const Run run;
+  const Outcome text = checkpoint("inspect", run.path);
+  CHECK(text.exit_code == 0);
+  for (const char* part :
+       {"step000200", "config.yaml", "tokens: 123456789012345", "blocks.0.experts.w_up", "[2, 3, 4, 5, 2]"})
+    CHECK(has(text.out, part));
+  const auto json = nlohmann::json::parse(checkpoint("inspect", run.path + "/step000100/", true).out);
+  CHECK(json["step"] == 100);
+  CHECK(json["trainer"]["data"]["position"] == 77);
+  CHECK(json["tensors"]["scalar"]["shape"].empty());
+  CHECK(json["tensors"]["embed.weight"]["bytes"] == 176);
+  CHECK(json["files"].size() == 7);
+  const Outcome broken = checkpoint("inspect", run.path + "/step000300");
+  CHECK(broken.exit_code == 1);
+  CHECK(is_one_line(broken.err));
+  CHECK(checkpoint("inspect", run.folder.file("missing")).exit_code == 2);
+}
+
+TEST_CASE("checkpoint verify reads every byte") {
+  const Run run;
+  const Outcome good = checkpoint("verify", run.path + "/step000100");
+  CHECK(good.exit_code == 0);
+  CHECK(has(good.out, "good, step 100"));
+  const Outcome flipped = checkpoint("verify", run.path + "/step000200");
+  CHECK(flipped.exit_code == 1);
+  CHECK(is_one_line(flipped.err));
+  CHECK(has(flipped.err, "step000200/optimizer-00001-of-00002.safetensors"));
+  CHECK(has(flipped.err, "embed.weight.exp_avg"));
+  const Outcome all = checkpoint("verify", run.path);
+  CHECK(all.exit_code == 1);
+  CHECK(is_one_line(all.err));
+  CHECK(has(all.err, "2 of 3 checkpoints"));
+  CHECK(checkpoint("verify", run.folder.file("missing")).exit_code == 2);
+}
