@@ -20,7 +20,7 @@ int64_t padded(int64_t elements) { return (elements + kAlignElements - 1) / kAli
 int64_t arena_bytes(const std::vector<ParamShape>& table) {
   int64_t elements = 0;
   for (const ParamShape& p : table) elements += padded(elements_of(p));
-  return elements * bytes_of(DType::f32);
+  return elements * bytes_of(DType::f32) + 1024;  // room for what sanitizers put between tensors
 }
 
 Tensor shaped(const Tensor& flat, int64_t offset, const ParamShape& p) {
