@@ -33,7 +33,9 @@ TEST_CASE("32-bit draws take the low half first and keep the high one", "[data]"
 }
 
 TEST_CASE("shuffles equal NumPy's", "[data]") {
-  for (const auto& c : golden()["shuffle"]) {
+  const nlohmann::json cases = golden()["shuffle"];
+  CHECK(cases.size() == 20);
+  for (const auto& c : cases) {
     std::vector<uint32_t> order(c["n"].get<size_t>());
     shuffled_order(c["seed"].get<uint64_t>(), order);
     CAPTURE(c["n"].get<int64_t>(), c["seed"].get<uint64_t>());
@@ -43,7 +45,9 @@ TEST_CASE("shuffles equal NumPy's", "[data]") {
 
 TEST_CASE("the loader gives the reference loader's rows", "[data]") {
   const ScratchFolder folder;
-  for (const auto& c : golden()["loader"]) {
+  const nlohmann::json cases = golden()["loader"];
+  CHECK(cases.size() == 12);
+  for (const auto& c : cases) {
     LoaderSettings s;
     int64_t first = 0;
     for (const auto& length : c["array_lengths"]) {
