@@ -169,14 +169,13 @@ void run_verify(const Options& options) {
   if (faults > 0) throw RunError("{} of {} checkpoints are not good; the first: {}", faults, found.size(), first_fault);
 }
 
-CLI::App* add(CLI::App& parent, const char* name, const char* help, const char* path_help, bool json,
-              void (*run)(const Options&)) {
+void add(CLI::App& parent, const char* name, const char* help, const char* path_help, bool json,
+         void (*run)(const Options&)) {
   auto options = std::make_shared<Options>();
   CLI::App* command = parent.add_subcommand(name, help);
   command->add_option("path", options->path, path_help)->required();
   if (json) command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, run] { run(*options); });
-  return command;
 }
 
 }  // namespace

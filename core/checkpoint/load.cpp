@@ -90,12 +90,13 @@ struct Piece {
 
 void add_pieces(const std::string& folder, const Manifest& manifest, const std::string& name, void* target,
                 Shards& shards, std::vector<Piece>& pieces) {
-  const auto& [key, tensor] = *manifest.tensors.find(name);
+  const auto found = manifest.tensors.find(name);
+  const ManifestTensor& tensor = found->second;
   const ShardReader& shard = shard_of(folder, manifest, tensor.file, shards);
   const int64_t start = shard.header.offset(name);
   for (size_t i = 0; i < tensor.hashes.size(); ++i) {
     const int64_t begin = static_cast<int64_t>(i) * manifest.piece_bytes;
-    pieces.push_back({&shard.file, &key, start + begin, std::min(manifest.piece_bytes, tensor.bytes - begin),
+    pieces.push_back({&shard.file, &found->first, start + begin, std::min(manifest.piece_bytes, tensor.bytes - begin),
                       target == nullptr ? nullptr : static_cast<char*>(target) + begin, tensor.hashes[i]});
   }
 }

@@ -1,4 +1,5 @@
 // `olmotrain checkpoint list | inspect | verify` as a user runs them.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "tests/catch.h"
@@ -47,12 +48,12 @@ TEST_CASE("checkpoint list shows every checkpoint, and why one is not complete")
   CHECK(has(table.out, "not complete: cannot read " + run.path + "/step000300/trainer.json"));
   const auto rows = nlohmann::json::parse(checkpoint("list", run.path, true).out);
   REQUIRE(rows.size() == 3);
-  CHECK(rows[0]["step"] == 100);
-  CHECK(rows[0]["tensors"] == 9);
-  CHECK(rows[1]["complete"] == true);
-  CHECK(rows[1]["latest"] == false);
-  CHECK(rows[2]["complete"] == false);
-  CHECK(rows[2]["latest"] == true);
+  CHECK(rows[0]["step"].get<int>() == 100);
+  CHECK(rows[0]["tensors"].get<int>() == 9);
+  CHECK(rows[1]["complete"].get<bool>());
+  CHECK_FALSE(rows[1]["latest"].get<bool>());
+  CHECK_FALSE(rows[2]["complete"].get<bool>());
+  CHECK(rows[2]["latest"].get<bool>());
   CHECK(checkpoint("list", run.folder.file("missing")).exit_code == 2);
   CHECK(checkpoint("list", run.path + "/step000100").exit_code == 2);
   fs::create_directory(run.folder.file("empty"));
@@ -67,10 +68,10 @@ TEST_CASE("checkpoint inspect shows files, trainer state and tensors") {
        {"step000200", "config.yaml", "tokens: 123456789012345", "blocks.0.experts.w_up", "[2, 3, 4, 5, 2]"})
     CHECK(has(text.out, part));
   const auto json = nlohmann::json::parse(checkpoint("inspect", run.path + "/step000100/", true).out);
-  CHECK(json["step"] == 100);
-  CHECK(json["trainer"]["data"]["position"] == 77);
+  CHECK(json["step"].get<int>() == 100);
+  CHECK(json["trainer"]["data"]["position"].get<int>() == 77);
   CHECK(json["tensors"]["scalar"]["shape"].empty());
-  CHECK(json["tensors"]["embed.weight"]["bytes"] == 176);
+  CHECK(json["tensors"]["embed.weight"]["bytes"].get<int>() == 176);
   CHECK(json["files"].size() == 7);
   const Outcome broken = checkpoint("inspect", run.path + "/step000300");
   CHECK(broken.exit_code == 1);

@@ -2,6 +2,7 @@
 #include <omp.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 
