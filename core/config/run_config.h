@@ -72,6 +72,7 @@ struct DataConfig {
   bool shuffle = true;
   int64_t seed = 34521;
   std::string mix_base;            // folder that paths of a mix file are relative to
+  std::string tokenizer_id;        // what {TOKENIZER} in the paths of a mix file stands for
   bool repetition_filter = false;  // mask instances that repeat a short period (reference's rule)
 };
 

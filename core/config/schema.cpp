@@ -124,6 +124,8 @@ Keys data_keys(DataConfig& d) {
       {"data.shuffle", &d.shuffle, "rows in the shuffled order of each epoch"},
       {"data.seed", &d.seed, "seed of the order of rows", {0, 4294967295}},
       {"data.mix_base", &d.mix_base, "folder that the paths of a mix file are relative to"},
+      {"data.tokenizer_id", &d.tokenizer_id,
+       "what {TOKENIZER} in the paths of a mix file stands for, as in allenai/dolma2-tokenizer"},
       {"data.repetition_filter", &d.repetition_filter, "mask rows that repeat a short period"},
   };
 }
