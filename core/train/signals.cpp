@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
+#include <cstdint>
 #include <ctime>
 #include <initializer_list>
 
@@ -10,17 +12,24 @@ namespace olmo {
 
 namespace {
 
-constexpr time_t kRepeatSeconds = 5;
-volatile std::sig_atomic_t requested = 0;
-volatile time_t requested_at = 0;
+constexpr int64_t kRepeatMilliseconds = 5000;
+// Any thread may take a signal; lock-free atomics are safe in a handler.
+std::atomic<int> requested{0};
+std::atomic<int64_t> requested_at{0};
+static_assert(std::atomic<int64_t>::is_always_lock_free);
 
-void on_signal(int number) {
+int64_t milliseconds() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
-  if (requested == 0) {
-    requested_at = now.tv_sec;
-    requested = number;
-  } else if (now.tv_sec - requested_at >= kRepeatSeconds) {
+  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1000000;
+}
+
+void on_signal(int number) {
+  int none = 0;
+  int64_t never = 0;
+  if (requested_at.compare_exchange_strong(never, milliseconds())) {
+    requested.compare_exchange_strong(none, number);
+  } else if (milliseconds() - requested_at >= kRepeatMilliseconds) {
     _exit(1);
   }
 }
@@ -35,6 +44,8 @@ void install_stop_signals() {
   for (int number : {SIGTERM, SIGINT, SIGUSR1}) sigaction(number, &action, nullptr);
 }
 
-int stop_signal() { return requested; }
+int stop_signal() {
+  return requested;
+}
 
 }  // namespace olmo
