@@ -68,8 +68,9 @@ std::vector<Optimizer::Rule> make_rules(const OptimizerSettings& settings, const
       if (override.weight_decay >= 0) rules[i].weight_decay = override.weight_decay;
     }
     if (!matched) {
-      throw UserError("optim.overrides: '{}' matches no parameter; names look like '{}' (`olmotrain train --dry-run` lists them)",
-                      override.match, params.params().back().info.name);
+      throw UserError(
+          "optim.overrides: '{}' matches no parameter; names look like '{}' (`olmotrain train --dry-run` lists them)",
+          override.match, params.params().back().info.name);
     }
   }
   return rules;
@@ -125,18 +126,19 @@ StepOutcome Optimizer::step(double lr, double loss, Communicator& ranks, Stream&
   }
   for (size_t g = 0; g < kReduceGroups; ++g) {
     const ReduceGroup group = static_cast<ReduceGroup>(g);
-    ops::adamw({params_.flat_values(group), params_.flat_grads(group), exp_avg_[g], exp_avg_sq_[g], control_, &segments_[g],
-                static_cast<float>(settings_.beta1), static_cast<float>(settings_.beta2),
-                static_cast<float>(settings_.eps)},
-               stream);
+    ops::adamw(
+        {params_.flat_values(group), params_.flat_grads(group), exp_avg_[g], exp_avg_sq_[g], control_, &segments_[g],
+         static_cast<float>(settings_.beta1), static_cast<float>(settings_.beta2), static_cast<float>(settings_.eps)},
+        stream);
   }
   return outcome;
 }
 
 std::string Optimizer::first_nonfinite_gradient(Stream& stream) const {
-  for (const Param& p : params_.params()) {
-    const int64_t index = ops::first_nonfinite(p.grad.reshape({p.grad.elements()}), stream);
-    if (index >= 0) return p.info.name + "[" + std::to_string(index) + "]";
+  const std::vector<Param>& params = params_.params();
+  for (auto p = params.rbegin(); p != params.rend(); ++p) {
+    const int64_t index = ops::first_nonfinite(p->grad.reshape({p->grad.elements()}), stream);
+    if (index >= 0) return p->info.name + "[" + std::to_string(index) + "]";
   }
   return {};
 }

@@ -12,7 +12,7 @@
 namespace olmo {
 
 struct GroupOverride {
-  std::string match;         // glob over parameter names
+  std::string match;  // glob over parameter names
   double lr_scale = 1;
   double weight_decay = -1;  // negative: as it was
 };
@@ -28,9 +28,9 @@ struct OptimizerSettings {
   std::vector<GroupOverride> overrides;  // later ones win
 };
 
-// The reference's outlier rule. History holds the last `window` values (skipped ones stay in it); once it has window / 2
-// values, the current one included, a step is taken only if loss and norm are each at most mean + sigma * std of the values
-// before it (unbiased std).
+// The reference's outlier rule. History holds the last `window` values (skipped ones stay in it); once it has window /
+// 2 values, the current one included, a step is taken only if loss and norm are each at most mean + sigma * std of the
+// values before it (unbiased std).
 class SkipRule {
  public:
   SkipRule(double sigma, int64_t window);
@@ -58,11 +58,12 @@ class Optimizer {
   // Throws UserError for an override that matches no parameter. The store outlives the optimizer.
   Optimizer(const OptimizerSettings& settings, ParamStore& params, const Device& device);
 
-  // One step from the store's gradients: global norm over both groups, clip, skip rule, AdamW. With a non-finite norm or
-  // loss nothing is changed (finite = false). `loss` is the step's CE over all ranks.
+  // One step from the store's gradients: global norm over both groups, clip, skip rule, AdamW. With a non-finite norm
+  // or loss nothing is changed (finite = false). `loss` is the step's CE over all ranks.
   StepOutcome step(double lr, double loss, Communicator& ranks, Stream& stream);
 
-  // First parameter with a non-finite gradient, with the element's index; empty if all are finite.
+  // First parameter with a non-finite gradient, with the element's index; empty if all are finite. From the end of the
+  // table to its beginning, the way backward goes: what comes after the culprit is infected by it.
   std::string first_nonfinite_gradient(Stream& stream) const;
 
   // Moments of parameter `index`, shaped like it, for checkpoints.
