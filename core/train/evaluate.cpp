@@ -7,6 +7,11 @@
 
 namespace olmo {
 
+void check_sets(const RunConfig& config, const std::optional<Tokenizer>& tokenizer) {
+  for (const auto& [name, files] : config.data.eval)
+    EvalReader(loader_settings(config, files, tokenizer), config.eval.rows);
+}
+
 std::map<std::string, EvalResult> evaluate_sets(const RunConfig& config, TrainStep& step,
                                                 const std::optional<Tokenizer>& tokenizer) {
   std::map<std::string, EvalResult> results;

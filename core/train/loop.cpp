@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -26,9 +27,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
-void warn(const std::string& line) { fmt::print(stderr, "olmotrain: {}\n", line); }
+void warn(const std::string& line) {
+  fmt::print(stderr, "olmotrain: {}\n", line);
+}
 
 void write_file(const std::string& path, const std::string& text) {
   std::ofstream file(path, std::ios::trunc);
@@ -41,10 +46,18 @@ Schedule make_schedule(const RunConfig& config, int64_t steps) {
   const ScheduleConfig& c = config.schedule;
   Schedule s;
   switch (c.kind) {
-    case ScheduleKind::wsd: s.kind = Schedule::Kind::wsd; break;
-    case ScheduleKind::cosine: s.kind = Schedule::Kind::cosine; break;
-    case ScheduleKind::linear: s.kind = Schedule::Kind::linear; break;
-    case ScheduleKind::constant: s.kind = Schedule::Kind::constant; break;
+    case ScheduleKind::wsd:
+      s.kind = Schedule::Kind::wsd;
+      break;
+    case ScheduleKind::cosine:
+      s.kind = Schedule::Kind::cosine;
+      break;
+    case ScheduleKind::linear:
+      s.kind = Schedule::Kind::linear;
+      break;
+    case ScheduleKind::constant:
+      s.kind = Schedule::Kind::constant;
+      break;
   }
   s.warmup = c.warmup;
   s.decay = c.decay;
@@ -59,11 +72,33 @@ Schedule make_schedule(const RunConfig& config, int64_t steps) {
   return s;
 }
 
+// FLOP/s that MFU is relative to: what OLMOTRAIN_GEMM_PEAK says in GFLOP/s, else measured.
+double gemm_peak(int threads) {
+  const char* given = std::getenv("OLMOTRAIN_GEMM_PEAK");
+  if (given == nullptr) return cpu::measure_gemm_peak(threads);
+  char* end = nullptr;
+  const double peak = std::strtod(given, &end);
+  if (end == given || *end != '\0' || !(peak > 0) || !std::isfinite(peak)) {
+    throw UserError("OLMOTRAIN_GEMM_PEAK is '{}'; allowed: a number of GFLOP/s above 0, or unset it to measure", given);
+  }
+  return peak * 1e9;
+}
+
+// Throws UserError when run.folder, or what is to hold it, is something else than a folder.
+void check_folder(const std::string& folder) {
+  std::filesystem::path path = std::filesystem::absolute(folder);
+  while (!std::filesystem::exists(path) && path.has_relative_path()) path = path.parent_path();
+  if (!std::filesystem::is_directory(path)) {
+    throw UserError("run.folder is {}, but {} is not a folder; give another run.folder", folder, path.string());
+  }
+}
+
 // Holds run.folder for this process: two runs in one folder would overwrite each other.
 class FolderLock {
  public:
   explicit FolderLock(const std::string& folder) {
-    std::filesystem::create_directories(folder);
+    std::error_code ignored;  // the lock file says what is wrong
+    std::filesystem::create_directories(folder, ignored);
     const std::string path = folder + "/.lock";
     fd_ = open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
     if (fd_ < 0) throw UserError("run.folder {} cannot be written: {}", folder, std::strerror(errno));
@@ -121,19 +156,21 @@ class Run {
 };
 
 void Run::start() {
+  check_folder(config_.run.folder);
   if (config_.checkpoint.resume == "never" && !list_checkpoints(config_.run.folder).empty()) {
-    throw UserError("checkpoint.resume is never, but {} has the checkpoints of an earlier run; give another run.folder or "
-                    "remove them",
-                    config_.run.folder);
+    throw UserError(
+        "checkpoint.resume is never, but {} has the checkpoints of an earlier run; give another run.folder or "
+        "remove them",
+        config_.run.folder);
   }
   const std::string checkpoint = choose_checkpoint(config_.run.folder, config_.checkpoint.resume, warn);
   if (!checkpoint.empty()) record_ = TrainerRecord::from_state(checkpoint_state(checkpoint), checkpoint);
   loader_ = std::make_unique<DataLoader>(settings_, record_.step + 1, record_.position);
+  check_sets(config_, tokenizer_);
   last_step_ = total_steps(config_, loader_->instances());
   schedule_ = make_schedule(config_, last_step_);
 
   lock_.emplace(config_.run.folder);
-  write_file(config_.run.folder + "/config.yaml", print_config(config_));
   step_ = std::make_unique<TrainStep>(config_, device_, rank_, true);
   if (checkpoint.empty()) {
     step_->model().initialise(config_.run.seed, step_->stream());
@@ -141,7 +178,8 @@ void Run::start() {
   } else {
     resume(checkpoint);
   }
-  peak_flops_ = cpu::measure_gemm_peak(device_.threads);
+  peak_flops_ = gemm_peak(device_.threads);
+  write_file(config_.run.folder + "/config.yaml", print_config(config_));
   metrics_ = std::make_unique<MetricsWriter>(config_.run.folder, record_.step);
   progress_ = std::make_unique<Progress>(record_.step + 1, last_step_,
                                          flops_per_token(config_.model, config_.data.sequence_length), peak_flops_);
@@ -150,15 +188,16 @@ void Run::start() {
              with_commas(loader_->tokens()), with_commas(loader_->instances()), config_.data.sequence_length,
              with_commas(last_step_), with_commas(config_.batch.rows * config_.data.sequence_length),
              checkpoint.empty() ? "" : fmt::format("; resuming after step {} from {}", record_.step, checkpoint));
-  fmt::print("GEMM peak             {:.0f} GFLOP/s measured (MFU is relative to it)\n", peak_flops_ / 1e9);
+  fmt::print("GEMM peak             {:.0f} GFLOP/s (MFU is relative to it)\n", peak_flops_ / 1e9);
   std::fflush(stdout);
 }
 
 void Run::resume(const std::string& checkpoint) {
   if (record_.data_fingerprint != loader_->fingerprint()) {
-    throw UserError("{} was trained on other data: its fingerprint is {}, that of data.train is {}; give it the same files and "
-                    "sequence length, or start anew with checkpoint.resume=never and another run.folder",
-                    checkpoint, record_.data_fingerprint, loader_->fingerprint());
+    throw UserError(
+        "{} was trained on other data: its fingerprint is {}, that of data.train is {}; give it the same files and "
+        "sequence length, or start anew with checkpoint.resume=never and another run.folder",
+        checkpoint, record_.data_fingerprint, loader_->fingerprint());
   }
   load_checkpoint(checkpoint, state_tensors(*step_));
   step_->optimizer().set_updates(record_.updates);
@@ -222,15 +261,21 @@ void Run::one_step() {
 std::string Run::summary(TrainEnd end) const {
   std::string held_out;
   for (const auto& [name, r] : evaluated_) held_out += fmt::format("held-out loss {} {:.4f}, ", name, r.ce);
-  return fmt::format("{}: {} steps, loss {:.4f} -> {:.4f}, {}{} tokens/s, MFU {:.1f}% of {:.0f} GFLOP/s, run folder {}\n",
-                     end == TrainEnd::done ? "done" : "stopped on request and saved", record_.step, record_.first_loss,
-                     record_.last_loss, held_out, with_commas(std::llround(progress_->tokens_per_second())),
-                     100 * progress_->mfu(), peak_flops_ / 1e9, config_.run.folder);
+  return fmt::format(
+      "{}: {} steps, loss {:.4f} -> {:.4f}, {}{} tokens/s, MFU {:.1f}% of {:.0f} GFLOP/s, run folder {}\n",
+      end == TrainEnd::done ? "done" : "stopped on request and saved", record_.step, record_.first_loss,
+      record_.last_loss, held_out, with_commas(std::llround(progress_->tokens_per_second())), 100 * progress_->mfu(),
+      peak_flops_ / 1e9, config_.run.folder);
 }
 
 TrainEnd Run::train() {
   install_stop_signals();
   start();
+  if (record_.step >= last_step_) {
+    fmt::print("nothing to do: {} holds all {} steps of this run; raise run.steps or run.epochs to go on\n",
+               config_.run.folder, last_step_);
+    return TrainEnd::done;
+  }
   step_ended_ = Clock::now();
   TrainEnd end = TrainEnd::done;
   while (record_.step < last_step_) {
@@ -250,7 +295,9 @@ TrainEnd Run::train() {
 
 }  // namespace
 
-TrainEnd train(const RunConfig& config) { return Run(config).train(); }
+TrainEnd train(const RunConfig& config) {
+  return Run(config).train();
+}
 
 void dry_run(const RunConfig& config) {
   const Device device = open_device(config);
@@ -258,6 +305,7 @@ void dry_run(const RunConfig& config) {
   LoaderSettings settings = loader_settings(config, config.data.train, tokenizer);
   settings.label_masks = config.data.label_masks;
   const DataLoader loader(settings, 1, {});
+  check_sets(config, tokenizer);
   SingleRank rank;
   TrainStep step(config, device, rank, true);
   fmt::print("{}{:<56}{:>18}{:>10}{:>8}\n", startup_table(config, step), "parameter", "shape", "lr x", "decay");

@@ -45,10 +45,13 @@ int64_t rows_of_step(const BatchConfig& batch, int64_t step) {
 LoaderSettings loader_settings(const RunConfig& config, const std::vector<std::string>& files,
                                const std::optional<Tokenizer>& tokenizer) {
   const DataConfig& data = config.data;
+  if (files.empty()) {
+    throw UserError("data.train names no token files; give some, as in `--set 'data.train=[data/train.npy]'`");
+  }
   LoaderSettings s;
   s.files = files;
   s.mix_base = data.mix_base;
-  s.tokenizer_id = data.tokenizer;
+  s.tokenizer_id = data.tokenizer_id;
   s.dtype = data.dtype;
   s.sequence_length = data.sequence_length;
   s.vocab_size = config.model.vocab_size;

@@ -21,7 +21,8 @@ Device open_device(const RunConfig& config);
 // The config's tokenizer, if it names one. Throws UserError when its ids do not fit the model's vocabulary.
 std::optional<Tokenizer> open_tokenizer(const RunConfig& config);
 
-// Settings of a loader over `files`. Throws UserError when document masking has no end-of-text id.
+// Settings of a loader over `files`. Throws UserError when there are none (only data.train may be empty), or when
+// document masking has no end-of-text id.
 LoaderSettings loader_settings(const RunConfig& config, const std::vector<std::string>& files,
                                const std::optional<Tokenizer>& tokenizer);
 
