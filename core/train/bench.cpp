@@ -71,7 +71,8 @@ Batch random_batch(const RunConfig& c) {
   }
   batch.labels.assign(batch.ids.begin() + 1, batch.ids.end());
   batch.labels.push_back(-100);
-  for (int64_t row = 1; row <= batch.rows; ++row) batch.labels[static_cast<size_t>(row * batch.sequence_length - 1)] = -100;
+  for (int64_t row = 1; row <= batch.rows; ++row)
+    batch.labels[static_cast<size_t>(row * batch.sequence_length - 1)] = -100;
   if (c.data.document_mask) batch.document_start.assign(batch.ids.size(), 0);
   batch.row_in_step.resize(static_cast<size_t>(batch.rows));
   std::iota(batch.row_in_step.begin(), batch.row_in_step.end(), 0);
@@ -116,7 +117,8 @@ Measured measure(const RunConfig& config, int64_t steps) {
   for (int64_t i = 0; i < steps; ++i) {
     if (i % 5 == 0) m.gemm_peak = std::max(m.gemm_peak, cpu::measure_gemm_peak(device.threads));
     m.step_seconds = std::min(m.step_seconds, seconds_of([&] { step.run(batch, config.optim.lr * 0.01); }));
-    m.forward_backward_seconds = std::min(m.forward_backward_seconds, seconds_of([&] { step.forward_backward(batch); }));
+    m.forward_backward_seconds =
+        std::min(m.forward_backward_seconds, seconds_of([&] { step.forward_backward(batch); }));
   }
   OperatorTable table;
   step.stream().attach(&table);
@@ -151,7 +153,8 @@ void print_table(const Measured& m) {
              100 * m.share());
   fmt::print("forward + backward {:>10.2f} ms\n", 1e3 * m.forward_backward_seconds);
   fmt::print("peak memory        {:>10}\n\n", human_bytes(peak_resident_bytes()));
-  fmt::print("{:<24}{:>8}{:>12}{:>8}{:>12}{:>10}{:>9}\n", "operator", "calls", "ms", "share", "GFLOP/s", "GB/s", "of peak");
+  fmt::print("{:<24}{:>8}{:>12}{:>8}{:>12}{:>10}{:>9}\n", "operator", "calls", "ms", "share", "GFLOP/s", "GB/s",
+             "of peak");
   double total = 0;
   for (const OperatorTotals& t : m.operators) total += t.seconds;
   for (const OperatorTotals& t : m.operators) {

@@ -34,8 +34,8 @@ class Generator {
   void load(const std::string& checkpoint);
   ParamStore& params();
 
-  // Continues `prompt` (at least one token) by up to max_tokens tokens, calling `emit` for each; stops after `eos` (negative:
-  // never). Prompt and continuation fit the capacity: UserError otherwise.
+  // Continues `prompt` (at least one token) by up to max_tokens tokens, calling `emit` for each; stops after `eos`
+  // (negative: never). Prompt and continuation fit the capacity: UserError otherwise.
   std::vector<int32_t> generate(const std::vector<int32_t>& prompt, const SamplingSettings& settings, int32_t eos,
                                 const std::function<void(int32_t)>& emit);
 

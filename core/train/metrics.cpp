@@ -13,9 +13,13 @@ namespace olmo {
 
 namespace {
 
-std::string json_number(double value) { return std::isfinite(value) ? nlohmann::json(value).dump() : "null"; }
+std::string json_number(double value) {
+  return std::isfinite(value) ? nlohmann::json(value).dump() : "null";
+}
 
-std::string block_name(int64_t layer) { return fmt::format("train/block {:02}/", layer); }
+std::string block_name(int64_t layer) {
+  return fmt::format("train/block {:02}/", layer);
+}
 
 // Largest load over the mean, and how many experts got nothing.
 struct LoadSummary {
@@ -33,9 +37,13 @@ LoadSummary summarise(const std::vector<int64_t>& load) {
 
 }  // namespace
 
-void MetricsLine::add(const std::string& key, double value) { entries_.emplace_back(key, json_number(value)); }
+void MetricsLine::add(const std::string& key, double value) {
+  entries_.emplace_back(key, json_number(value));
+}
 
-void MetricsLine::add(const std::string& key, int64_t value) { entries_.emplace_back(key, std::to_string(value)); }
+void MetricsLine::add(const std::string& key, int64_t value) {
+  entries_.emplace_back(key, std::to_string(value));
+}
 
 void MetricsLine::add(const std::string& key, const std::vector<int64_t>& values) {
   entries_.emplace_back(key, nlohmann::json(values).dump());

@@ -29,8 +29,8 @@ void add_step_metrics(MetricsLine& line, const RunConfig& config, const StepResu
 
 class MetricsWriter {
  public:
-  // Opens folder/metrics.jsonl to append. Lines of steps after `resumed_step` are removed first: the run will write them
-  // again.
+  // Opens folder/metrics.jsonl to append. Lines of steps after `resumed_step` are removed first: the run will write
+  // them again.
   MetricsWriter(const std::string& folder, int64_t resumed_step);
   // Writes and flushes one line. Throws RunError when the disk is full.
   void write(int64_t step, const MetricsLine& line);

@@ -104,8 +104,8 @@ void Progress::update(const StepResult& r, double seconds) {
   const double average = counted_seconds_ > 0 ? tokens_per_second() : rate;
   const double eta = static_cast<double>((last_step_ - r.step) * r.tokens) / average;
   const std::string line = fmt::format(
-      "step {}/{}  loss {:.4f}  grad norm {:.3f}  lr {:.2e}  {} tokens/s  {:.0f} GFLOP/s  MFU {:.1f}%  ETA {}{}", r.step,
-      last_step_, r.ce, r.grad_norm, r.lr, with_commas(std::llround(average)), average * flops_per_token_ / 1e9,
+      "step {}/{}  loss {:.4f}  grad norm {:.3f}  lr {:.2e}  {} tokens/s  {:.0f} GFLOP/s  MFU {:.1f}%  ETA {}{}",
+      r.step, last_step_, r.ce, r.grad_norm, r.lr, with_commas(std::llround(average)), average * flops_per_token_ / 1e9,
       100 * average * flops_per_token_ / peak_flops_, human_time(eta), r.skipped ? "  skipped" : "");
   // On a terminal: back to the start of the line, and erase what a longer line left behind it.
   fmt::print("{}{}{}", terminal_ ? "\r" : "", line, terminal_ ? "\x1b[K" : "\n");

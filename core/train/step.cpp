@@ -23,7 +23,9 @@ OptimizerSettings optimizer_settings(const OptimConfig& c) {
   return s;
 }
 
-int64_t moe_blocks(const ModelConfig& m) { return std::max<int64_t>(0, m.n_layers - m.dense.layers); }
+int64_t moe_blocks(const ModelConfig& m) {
+  return std::max<int64_t>(0, m.n_layers - m.dense.layers);
+}
 
 int64_t sums_bytes(const ModelConfig& m) {
   const int64_t blocks = moe_blocks(m);
@@ -94,7 +96,8 @@ TrainStep::Capacity TrainStep::measure(const RunConfig& config, const Device& de
 
 MemoryPlan TrainStep::plan(const RunConfig& config, const Device& device, bool with_optimizer) {
   SingleRank one;
-  return TrainStep(config, Device::meta_for(device), one, with_optimizer, measure(config, device, with_optimizer)).memory_;
+  return TrainStep(config, Device::meta_for(device), one, with_optimizer, measure(config, device, with_optimizer))
+      .memory_;
 }
 
 MicroBatch TrainStep::micro_batch(const Batch& batch, int64_t first_row, int64_t rows, double divisor) const {
@@ -161,7 +164,8 @@ const StepResult& TrainStep::forward_backward(const Batch& batch) {
   zero_sums();
   for (int64_t row = 0; row < batch.rows; row += config_.batch.micro_rows) {
     const int64_t rows = std::min(config_.batch.micro_rows, batch.rows - row);
-    model_->forward_backward(micro_batch(batch, row, rows, divisor), config_.optim.z_loss, sums_, activations_, stream_);
+    model_->forward_backward(micro_batch(batch, row, rows, divisor), config_.optim.z_loss, sums_, activations_,
+                             stream_);
   }
   read_sums(divisor);
   return result_;
@@ -195,9 +199,10 @@ void TrainStep::report_nonfinite() {
     culprit = optimizer_->first_nonfinite_gradient(stream_);
     culprit = culprit.empty() ? "no single gradient (their squares overflow)" : "gradient " + culprit;
   }
-  throw RunError("step {}: loss {} and gradient norm {} are not both finite; the first non-finite tensor is {}; parameters, "
-                 "moments and checkpoints are as after step {}",
-                 result_.step, result_.ce, result_.grad_norm, culprit, result_.step - 1);
+  throw RunError(
+      "step {}: loss {} and gradient norm {} are not both finite; the first non-finite tensor is {}; parameters, "
+      "moments and checkpoints are as after step {}",
+      result_.step, result_.ce, result_.grad_norm, culprit, result_.step - 1);
 }
 
 void TrainStep::evaluate(const Batch& batch, EvalResult& sums) {

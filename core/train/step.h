@@ -20,10 +20,10 @@ namespace olmo {
 // unweighted.
 struct StepResult {
   int64_t step = 0;
-  double ce = 0;         // cross-entropy
-  double z = 0;          // squared log-normaliser, unweighted
-  double balance = 0;    // load-balancing loss
-  double router_z = 0;   // router z-loss
+  double ce = 0;        // cross-entropy
+  double z = 0;         // squared log-normaliser, unweighted
+  double balance = 0;   // load-balancing loss
+  double router_z = 0;  // router z-loss
   std::vector<double> balance_by_block, router_z_by_block;
   std::vector<std::vector<int64_t>> expert_load;  // routes per MoE block and expert
   double grad_norm = 0;
@@ -48,9 +48,9 @@ class TrainStep {
   TrainStep(const RunConfig& config, const Device& device, Communicator& ranks, bool with_optimizer);
   ~TrainStep();
 
-  // Forward and backward over the batch's micro-batches, then the optimizer at rate `lr`. Throws RunError naming the first
-  // non-finite tensor when loss or gradient norm is not finite; parameters and moments are untouched then.
-  // The result is valid until the next call: a step allocates nothing.
+  // Forward and backward over the batch's micro-batches, then the optimizer at rate `lr`. Throws RunError naming the
+  // first non-finite tensor when loss or gradient norm is not finite; parameters and moments are untouched then. The
+  // result is valid until the next call: a step allocates nothing.
   const StepResult& run(const Batch& batch, double lr);
   // Gradients and losses only, without the optimizer (for tests and `bench`).
   const StepResult& forward_backward(const Batch& batch);
