@@ -19,18 +19,18 @@ void check_shape(const char* op, const AttentionShape& s) {
   const Tensor& start = s.document_start;
   if (!start.defined()) return;
   require(start.dtype == DType::i32 && start.is({s.batch * s.queries}), op, "document_start must be i32[{}], is {}",
-          s.batch * s.queries, start.describe());
+          s.batch * s.queries, start);
   require(s.keys == s.queries, op, "document_start needs as many keys as queries, got {} and {}", s.keys, s.queries);
 }
 
 void check_tensor(const char* op, const char* name, const Tensor& t, int64_t rows, int64_t cols) {
   require(t.defined() && t.dtype == DType::f32 && t.is({rows, cols}), op, "{} must be f32[{}, {}], is {}", name, rows,
-          cols, t.describe());
+          cols, t);
 }
 
 void check_lse(const char* op, const AttentionShape& s, const Tensor& lse) {
   require(lse.defined() && lse.dtype == DType::f32 && lse.is({s.batch, s.heads, s.queries}) && lse.contiguous(), op,
-          "lse must be contiguous f32[{}, {}, {}], is {}", s.batch, s.heads, s.queries, lse.describe());
+          "lse must be contiguous f32[{}, {}, {}], is {}", s.batch, s.heads, s.queries, lse);
 }
 
 // Pairs (query, key) of one head that causality and the window leave, over all rows; documents are not counted.

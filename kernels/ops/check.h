@@ -12,15 +12,14 @@ inline void require_tensor(const char* op, const char* name, const Tensor& t, DT
                            std::initializer_list<int64_t> dims) {
   if (t.defined() && t.dtype == dtype && t.is(dims)) return;
   const Tensor wanted(nullptr, dtype, dims);
-  require(false, op, "{} is {} instead of {}", name, t.defined() ? t.describe() : std::string("undefined"),
-          wanted.describe());
+  require(false, op, "{} is {} instead of {}", name, t, wanted.describe());
 }
 
 // The same, and without gaps between rows.
 inline void require_dense(const char* op, const char* name, const Tensor& t, DType dtype,
                           std::initializer_list<int64_t> dims) {
   require_tensor(op, name, t, dtype, dims);
-  require(t.contiguous(), op, "{} {} has rows {} elements apart", name, t.describe(), t.row_stride);
+  require(t.contiguous(), op, "{} {} has rows {} elements apart", name, t, t.row_stride);
 }
 
 }  // namespace olmo::ops

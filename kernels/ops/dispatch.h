@@ -5,13 +5,23 @@
 
 #include <chrono>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "kernels/stream.h"
 
+// Tensors in messages are described only when a message is made: a check that holds allocates nothing.
+template <>
+struct fmt::formatter<olmo::Tensor> : fmt::formatter<std::string> {
+  auto format(const olmo::Tensor& tensor, fmt::format_context& context) const {
+    return fmt::formatter<std::string>::format(tensor.defined() ? tensor.describe() : "undefined", context);
+  }
+};
+
 namespace olmo::ops {
 
-// Throws std::logic_error with the operator's name when a condition on its arguments does not hold.
+// Throws std::logic_error with the operator's name when a condition on its arguments does not hold. Pass tensors as
+// they are, not their description.
 template <class... T>
 void require(bool condition, const char* op, fmt::format_string<T...> format, T&&... values) {
   if (!condition) throw std::logic_error(std::string(op) + ": " + fmt::format(format, std::forward<T>(values)...));

@@ -9,12 +9,12 @@ namespace {
 
 void require_f32(const char* op, const char* name, const Tensor& t, int rank) {
   require(t.defined() && t.dtype == DType::f32 && t.rank == rank, op, "{} must be f32 of rank {}, is {}", name, rank,
-          t.describe());
+          t);
 }
 
 void require_offsets(const char* op, const Tensor& offsets, int64_t experts) {
   require(offsets.defined() && offsets.dtype == DType::i32 && offsets.is({experts + 1}), op,
-          "offsets must be i32[{}] for {} experts, is {}", experts + 1, experts, offsets.describe());
+          "offsets must be i32[{}] for {} experts, is {}", experts + 1, experts, offsets);
 }
 
 }  // namespace
@@ -27,8 +27,8 @@ void GemmArgs::check() const {
   const int64_t k = trans_a ? a.rows() : a.cols();
   const int64_t b_k = trans_b ? b.cols() : b.rows();
   const int64_t n = trans_b ? b.rows() : b.cols();
-  require(k == b_k && c.is({m, n}), "gemm", "a {}{} . b {}{} does not give c {}", a.describe(), trans_a ? "^T" : "",
-          b.describe(), trans_b ? "^T" : "", c.describe());
+  require(k == b_k && c.is({m, n}), "gemm", "a {}{} . b {}{} does not give c {}", a, trans_a ? "^T" : "",
+          b, trans_b ? "^T" : "", c);
 }
 
 Cost GemmArgs::cost() const {
@@ -50,8 +50,8 @@ void GroupedGemmArgs::check() const {
   require_f32("grouped_gemm", "y", y, 2);
   const int64_t k = w.shape[trans_w ? 2 : 1];
   const int64_t n = w.shape[trans_w ? 1 : 2];
-  require(x.cols() == k && y.is({x.rows(), n}), "grouped_gemm", "x {} . w {}{} does not give y {}", x.describe(),
-          w.describe(), trans_w ? "^T" : "", y.describe());
+  require(x.cols() == k && y.is({x.rows(), n}), "grouped_gemm", "x {} . w {}{} does not give y {}", x,
+          w, trans_w ? "^T" : "", y);
   require_offsets("grouped_gemm", offsets, w.shape[0]);
 }
 
@@ -73,7 +73,7 @@ void GroupedWgradArgs::check() const {
   require_f32("grouped_wgrad", "b", b, 2);
   require_f32("grouped_wgrad", "dw", dw, 3);
   require(a.rows() == b.rows() && dw.shape[1] == a.cols() && dw.shape[2] == b.cols(), "grouped_wgrad",
-          "a {}^T . b {} does not give dw {}", a.describe(), b.describe(), dw.describe());
+          "a {}^T . b {} does not give dw {}", a, b, dw);
   require_offsets("grouped_wgrad", offsets, dw.shape[0]);
 }
 

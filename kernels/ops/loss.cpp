@@ -11,7 +11,7 @@ void HeadLossArgs::check() const {
   const int64_t d = y.cols();
   require_tensor(op, "y", y, DType::f32, {n, d});
   require_tensor(op, "w", w, DType::f32, {w.rows(), d});
-  require(w.rows() >= 1, op, "w {} has no rows", w.describe());
+  require(w.rows() >= 1, op, "w {} has no rows", w);
   require_dense(op, "labels", labels, DType::i32, {n});
   require_dense(op, "losses", losses, DType::f64, {2});
   require(chunk_rows >= 1, op, "chunks of {} rows", chunk_rows);

@@ -22,7 +22,7 @@ void RouteMapArgs::check() const {
   const int64_t k = indices.cols();
   require_dense(op, "indices", indices, DType::i32, {n, k});
   require_dense(op, "offsets", offsets, DType::i32, {offsets.elements()});
-  require(offsets.elements() >= 2, op, "offsets {} are those of no expert", offsets.describe());
+  require(offsets.elements() >= 2, op, "offsets {} are those of no expert", offsets);
   require_dense(op, "row_of_route", row_of_route, DType::i32, {n, k});
   require_dense(op, "route_of_row", route_of_row, DType::i32, {n * k});
   check_routes(op, n * k);

@@ -12,7 +12,7 @@ void check_rows(const char* op, const Tensor& rows) {
 
 void check_same(const char* op, const char* name, const Tensor& t, const Tensor& like) {
   require(t.defined() && t.dtype == like.dtype && t.rank == like.rank && t.shape == like.shape, op,
-          "{} is {} instead of {}", name, t.defined() ? t.describe() : std::string("undefined"), like.describe());
+          "{} is {} instead of {}", name, t, like);
 }
 }  // namespace
 
@@ -96,7 +96,7 @@ void swiglu_backward(const SwigluBackwardArgs& args, Stream& stream) {
 
 void AddArgs::check() const {
   const char* op = "add";
-  require(y.defined() && y.dtype == DType::f32, op, "y is {}", y.describe());
+  require(y.defined() && y.dtype == DType::f32, op, "y is {}", y);
   check_same(op, "a", a, y);
   check_same(op, "b", b, y);
 }
