@@ -156,6 +156,11 @@ TEST_CASE("a step allocates nothing") {
   SECTION("plain") {
     check_steps(c, 1);
   }
+  SECTION("sizes whose description is a long string") {
+    c.data.sequence_length = 128;
+    c.model.vocab_size = 1100;
+    check_steps(c, 2);
+  }
   SECTION("two threads, micro-batches, everything on") {
     c.model.n_layers = 3;
     c.model.window.pattern = {4};
