@@ -5,8 +5,8 @@
 
 namespace olmo {
 
-// A rate as a function of progress c, in steps or tokens (one unit throughout). c counts what has been seen including the
-// batch being stepped, so the first step's rate is not 0 unless warm-up says so.
+// A rate as a function of progress c, in steps or tokens (one unit throughout). c counts what has been seen including
+// the batch being stepped, so the first step's rate is not 0 unless warm-up says so.
 //   c <  warmup:  peak * c / warmup
 //   constant:     peak
 //   wsd:          peak until total - decay, then linear to final_scale * peak at total

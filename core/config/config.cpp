@@ -197,4 +197,15 @@ std::string print_config(const RunConfig& config) {
   return text;
 }
 
+std::vector<std::string> config_differences(const RunConfig& a, const RunConfig& b) {
+  RunConfig left = a, right = b;
+  const std::vector<Key> before = bind_keys(left), after = bind_keys(right);
+  std::vector<std::string> differences;
+  for (size_t i = 0; i < before.size(); ++i) {
+    const std::string was = print_value(before[i]), is = print_value(after[i]);
+    if (was != is) differences.push_back(fmt::format("{}: {} -> {}", before[i].path, was, is));
+  }
+  return differences;
+}
+
 }  // namespace olmo

@@ -23,6 +23,9 @@ void check_config(const RunConfig& config);
 // The resolved config as YAML: every key, in schema order. parse_config(print_config(c)) gives c again.
 std::string print_config(const RunConfig& config);
 
+// The keys whose values differ, each as `key: value of a -> value of b`.
+std::vector<std::string> config_differences(const RunConfig& a, const RunConfig& b);
+
 // JSON Schema (draft 2020-12) of a run file.
 std::string config_json_schema();
 

@@ -1,9 +1,6 @@
 #include "core/train/loop.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -15,6 +12,7 @@
 #include "core/train/evaluate.h"
 #include "core/train/metrics.h"
 #include "core/train/progress.h"
+#include "core/train/run_folder.h"
 #include "core/train/session.h"
 #include "core/train/signals.h"
 #include "kernels/cpu/peak.h"
@@ -84,37 +82,6 @@ double gemm_peak(int threads) {
   return peak * 1e9;
 }
 
-// Throws UserError when run.folder, or what is to hold it, is something else than a folder.
-void check_folder(const std::string& folder) {
-  std::filesystem::path path = std::filesystem::absolute(folder);
-  while (!std::filesystem::exists(path) && path.has_relative_path()) path = path.parent_path();
-  if (!std::filesystem::is_directory(path)) {
-    throw UserError("run.folder is {}, but {} is not a folder; give another run.folder", folder, path.string());
-  }
-}
-
-// Holds run.folder for this process: two runs in one folder would overwrite each other.
-class FolderLock {
- public:
-  explicit FolderLock(const std::string& folder) {
-    std::error_code ignored;  // the lock file says what is wrong
-    std::filesystem::create_directories(folder, ignored);
-    const std::string path = folder + "/.lock";
-    fd_ = open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0644);
-    if (fd_ < 0) throw UserError("run.folder {} cannot be written: {}", folder, std::strerror(errno));
-    if (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-      close(fd_);
-      throw UserError("another process is training in {}; wait for it or give this one another run.folder", folder);
-    }
-  }
-  ~FolderLock() { close(fd_); }
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
-
- private:
-  int fd_;
-};
-
 // One run, from opening its parts to its last line.
 class Run {
  public:
@@ -133,6 +100,7 @@ class Run {
   void resume(const std::string& checkpoint);
   void one_step();
   void evaluate(MetricsLine& line);
+  void add_throughput(MetricsLine& line, const StepResult& result, double seconds) const;
   void save();
   std::string summary(TrainEnd end) const;
 
@@ -148,6 +116,7 @@ class Run {
   std::unique_ptr<Progress> progress_;
   Schedule schedule_;
   TrainerRecord record_;
+  int64_t first_step_ = 1;  // of this process
   int64_t last_step_ = 0;
   int64_t saved_step_ = -1;
   double peak_flops_ = 0;
@@ -157,16 +126,12 @@ class Run {
 
 void Run::start() {
   check_folder(config_.run.folder);
-  if (config_.checkpoint.resume == "never" && !list_checkpoints(config_.run.folder).empty()) {
-    throw UserError(
-        "checkpoint.resume is never, but {} has the checkpoints of an earlier run; give another run.folder or "
-        "remove them",
-        config_.run.folder);
-  }
   const std::string checkpoint = choose_checkpoint(config_.run.folder, config_.checkpoint.resume, warn);
   if (!checkpoint.empty()) record_ = TrainerRecord::from_state(checkpoint_state(checkpoint), checkpoint);
+  check_history(config_, record_.step);
   loader_ = std::make_unique<DataLoader>(settings_, record_.step + 1, record_.position);
   check_sets(config_, tokenizer_);
+  first_step_ = record_.step + 1;
   last_step_ = total_steps(config_, loader_->instances());
   schedule_ = make_schedule(config_, last_step_);
 
@@ -181,7 +146,7 @@ void Run::start() {
   peak_flops_ = gemm_peak(device_.threads);
   write_file(config_.run.folder + "/config.yaml", print_config(config_));
   metrics_ = std::make_unique<MetricsWriter>(config_.run.folder, record_.step);
-  progress_ = std::make_unique<Progress>(record_.step + 1, last_step_,
+  progress_ = std::make_unique<Progress>(first_step_, last_step_,
                                          flops_per_token(config_.model, config_.data.sequence_length), peak_flops_);
   fmt::print("{}", startup_table(config_, *step_));
   fmt::print("data                  {} tokens, {} sequences of {}; {} steps of {} tokens{}\n",
@@ -198,6 +163,10 @@ void Run::resume(const std::string& checkpoint) {
         "{} was trained on other data: its fingerprint is {}, that of data.train is {}; give it the same files and "
         "sequence length, or start anew with checkpoint.resume=never and another run.folder",
         checkpoint, record_.data_fingerprint, loader_->fingerprint());
+  }
+  const RunConfig before = parse_config(checkpoint_config(checkpoint), checkpoint + "/config.yaml", {});
+  for (const std::string& change : config_differences(before, config_)) {
+    fmt::print("changed since {}: {}\n", checkpoint, change);
   }
   load_checkpoint(checkpoint, state_tensors(*step_));
   step_->optimizer().set_updates(record_.updates);
@@ -225,6 +194,25 @@ void Run::save() {
   saved_step_ = record_.step;
 }
 
+void Run::add_throughput(MetricsLine& line, const StepResult& result, double seconds) const {
+  const double per_token = flops_per_token(config_.model, config_.data.sequence_length);
+  line.add("throughput/total tokens", record_.tokens);
+  line.add("throughput/total petaflops", static_cast<double>(record_.tokens) * per_token / 1e15);
+  line.add("throughput/device/data loading (s)", loader_->waited());
+  if (result.step == first_step_) return;  // the first step of a process warms up; the reference leaves it out too
+  const auto rates = [&](const std::string& suffix, double tps) {
+    line.add("throughput/device/TPS" + suffix, tps);
+    line.add("throughput/device/BPS" + suffix, tps / static_cast<double>(result.tokens));
+    line.add("throughput/device/flopsPS" + suffix, tps * per_token);
+    line.add("throughput/device/MFU" + suffix, 100 * tps * per_token / peak_flops_);
+  };
+  const double tps = static_cast<double>(result.tokens) / seconds;
+  rates("", tps);
+  rates(" (actual avg)", progress_->tokens_per_second());
+  line.add("throughput/device/TFLOPs_per_GPU", tps * per_token / 1e12);
+  line.add("throughput/device/data loading (%)", 100 * loader_->waited() / seconds);
+}
+
 void Run::one_step() {
   const Batch& batch = loader_->next();
   const int64_t tokens = record_.tokens + batch.rows * batch.sequence_length;
@@ -244,14 +232,7 @@ void Run::one_step() {
   MetricsLine line;
   if (due(config_.metrics.every) || record_.step == last_step_) {
     add_step_metrics(line, config_, result);
-    const double tps = static_cast<double>(result.tokens) / seconds;
-    const double flops = tps * flops_per_token(config_.model, config_.data.sequence_length);
-    line.add("throughput/total tokens", record_.tokens);
-    line.add("throughput/device/TPS", tps);
-    line.add("throughput/device/TPS (actual avg)", progress_->tokens_per_second());
-    line.add("throughput/device/flopsPS", flops);
-    line.add("throughput/device/MFU", 100 * flops / peak_flops_);
-    line.add("throughput/device/data loading (s)", loader_->waited());
+    add_throughput(line, result, seconds);
   }
   if (due(config_.eval.every) || record_.step == last_step_) evaluate(line);
   if (!line.empty()) metrics_->write(record_.step, line);
@@ -264,8 +245,8 @@ std::string Run::summary(TrainEnd end) const {
   return fmt::format(
       "{}: {} steps, loss {:.4f} -> {:.4f}, {}{} tokens/s, MFU {:.1f}% of {:.0f} GFLOP/s, run folder {}\n",
       end == TrainEnd::done ? "done" : "stopped on request and saved", record_.step, record_.first_loss,
-      record_.last_loss, held_out, with_commas(std::llround(progress_->tokens_per_second())), 100 * progress_->mfu(),
-      peak_flops_ / 1e9, config_.run.folder);
+      record_.last_loss, held_out, with_commas(std::llround(progress_->tokens_per_second())),
+      100 * progress_->flops_per_second() / peak_flops_, peak_flops_ / 1e9, config_.run.folder);
 }
 
 TrainEnd Run::train() {
@@ -287,6 +268,8 @@ TrainEnd Run::train() {
   }
   progress_->finish_line();
   save();
+  // A machine that was busy at the start would make the share look too good.
+  peak_flops_ = std::max(peak_flops_, gemm_peak(device_.threads));
   const std::string text = summary(end);
   write_file(config_.run.folder + "/summary.txt", text);
   fmt::print("{}", text);

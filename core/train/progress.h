@@ -29,7 +29,6 @@ class Progress {
 
   double tokens_per_second() const;  // average over the counted steps
   double flops_per_second() const { return tokens_per_second() * flops_per_token_; }
-  double mfu() const { return flops_per_second() / peak_flops_; }
 
  private:
   int64_t first_step_, last_step_;

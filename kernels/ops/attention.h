@@ -15,7 +15,8 @@ struct AttentionShape {
   int64_t kv_heads = 0;  // divides heads; kv head j serves query heads j * heads / kv_heads ...
   int64_t head_dim = 0;
   int64_t window = 0;  // newest keys a query sees, its own included; 0 = all
-  // i32 [batch * queries] or undefined: position (in the row) of the first key of each query's document; not with a cache.
+  // i32 [batch * queries] or undefined: position (in the row) of the first key of each query's document; not with a
+  // cache.
   Tensor document_start;
 };
 

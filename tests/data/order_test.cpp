@@ -13,7 +13,7 @@ using namespace olmo;
 namespace {
 
 nlohmann::json golden() {
-  std::ifstream in(OLMO_SOURCE_DIR "/tests/golden/data_order.json");
+  std::ifstream in(OLMO_SOURCE_DIR "/tests/golden/cases/data_order.json");
   return nlohmann::json::parse(in);
 }
 

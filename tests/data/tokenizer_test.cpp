@@ -15,7 +15,7 @@ using nlohmann::json;
 
 namespace {
 
-const std::string kGolden = OLMO_SOURCE_DIR "/tests/golden/tokenizer.json";
+const std::string kGolden = OLMO_SOURCE_DIR "/tests/golden/cases/tokenizer.json";
 
 json read_json(const std::string& path) {
   std::ifstream in(path);
@@ -66,7 +66,7 @@ TEST_CASE("golden texts encode and decode exactly", "[tokenizer]") {
   const Tokenizer tokenizer = Tokenizer::load(kGolden);
   CHECK(tokenizer.vocab_size() == 4096);
   CHECK(tokenizer.eos() == 0);
-  const json cases = read_json(OLMO_SOURCE_DIR "/tests/golden/tokenizer_cases.json");
+  const json cases = read_json(OLMO_SOURCE_DIR "/tests/golden/cases/tokenizer_cases.json");
   CHECK(cases.size() > 10);
   for (const json& c : cases) {
     const auto text = c["text"].get<std::string>();
