@@ -1,6 +1,7 @@
-// Runs the cases of a folder against their right answers and prints one line each. Kinds of file, told apart by what they
-// hold: a model with losses and gradients (param.*), ten AdamW steps (start.* and end.*), a loss curve (start.* and
-// log.ce), the loader's order (a JSON object with `shuffle`), tokenizer cases (a JSON list; tokenizer.json beside it).
+// Runs the cases of a folder against their right answers and prints one line each. Kinds of file, told apart by what
+// they hold: a model with losses and gradients (param.*), ten AdamW steps (start.* and end.*), a loss curve (start.*
+// and log.ce), the loader's order (a JSON object with `shuffle`), tokenizer cases (a JSON list; tokenizer.json beside
+// it).
 //   golden_suite FOLDER        every case of the folder
 //   golden_suite FILE          that one
 // Exit status: 0 all passed, 1 a case failed, 2 nothing to run.
@@ -37,8 +38,41 @@ struct Outcome {
   }
 };
 
+// What a case's config may say. `mask` only describes its labels.
+const std::set<std::string> kConfigKeys = {"d_model",
+                                           "n_layers",
+                                           "n_dense",
+                                           "n_heads",
+                                           "n_kv_heads",
+                                           "head_dim",
+                                           "vocab_size",
+                                           "n_experts",
+                                           "top_k",
+                                           "moe_hidden",
+                                           "shared_hidden",
+                                           "dense_hidden",
+                                           "rope_theta",
+                                           "z_loss",
+                                           "lb_loss",
+                                           "router_z_loss",
+                                           "eos",
+                                           "norm",
+                                           "embed_scale",
+                                           "embedding_norm",
+                                           "gating",
+                                           "normalize_expert_weights",
+                                           "restore_weight_scale",
+                                           "lb_granularity",
+                                           "mask",
+                                           "window",
+                                           "doc_mask"};
+
 RunConfig config_of(const SafetensorsFile& file) {
   const json c = json::parse(file.metadata().at("config"));
+  for (const auto& [key, value] : c.items()) {
+    if (kConfigKeys.count(key) == 0)
+      throw RunError("its config says {} = {}, which this suite does not know", key, value.dump());
+  }
   RunConfig config;
   ModelConfig& m = config.model;
   m.d_model = c.at("d_model");
@@ -67,8 +101,8 @@ RunConfig config_of(const SafetensorsFile& file) {
   m.moe.restore_scale = c.value("restore_weight_scale", true);
   m.moe.load_balance = c.at("lb_loss");
   m.moe.router_z = c.at("router_z_loss");
-  m.moe.granularity =
-      c.value("lb_granularity", "local_batch") == "instance" ? BalanceGranularity::instance : BalanceGranularity::local_batch;
+  m.moe.granularity = c.value("lb_granularity", "local_batch") == "instance" ? BalanceGranularity::instance
+                                                                             : BalanceGranularity::local_batch;
   config.optim.z_loss = c.at("z_loss");
   config.data.document_mask = c.value("doc_mask", false);
   config.data.eos = c.value("eos", -1);
@@ -78,7 +112,8 @@ RunConfig config_of(const SafetensorsFile& file) {
 void load_params(TrainStep& step, const SafetensorsFile& file, const std::string& prefix) {
   for (const Param& p : step.params().params()) {
     const std::vector<double> values = file.values(prefix + p.info.name);
-    if (static_cast<int64_t>(values.size()) != p.value.elements()) throw RunError("{}{}: wrong size", prefix, p.info.name);
+    if (static_cast<int64_t>(values.size()) != p.value.elements())
+      throw RunError("{}{}: wrong size", prefix, p.info.name);
     for (size_t i = 0; i < values.size(); ++i) p.value.f32()[i] = static_cast<float>(values[i]);
   }
 }
@@ -108,7 +143,9 @@ Batch make_batch(const RunConfig& config, const double* ids, const double* label
   return b;
 }
 
-double relative(double got, double want) { return std::abs(got - want) / std::max(std::abs(want), 1e-12); }
+double relative(double got, double want) {
+  return std::abs(got - want) / std::max(std::abs(want), 1e-12);
+}
 
 // || got - want || / || want ||, and || got || when want is zero.
 double distance(const float* got, const std::vector<double>& want) {
@@ -179,8 +216,8 @@ Outcome run_model(const SafetensorsFile& file, const Device& device) {
   if (config.data.document_mask) {
     mb.document_start = Tensor(const_cast<int32_t*>(batch.document_start.data()), DType::i32, {n});
   }
-  step.model().logits(mb, n, Tensor(logits.data(), DType::f32, {n, config.model.vocab_size}), nullptr, step.activations(),
-                      step.stream());
+  step.model().logits(mb, n, Tensor(logits.data(), DType::f32, {n, config.model.vocab_size}), nullptr,
+                      step.activations(), step.stream());
   double worst_logit = 0;
   for (size_t i = 0; i < want.size(); ++i) worst_logit = std::max(worst_logit, std::abs(logits[i] - want[i]));
   out.expect(worst_logit <= 2e-5, fmt::format("logits differ by {:.1e}, 2e-5 allowed", worst_logit));
@@ -222,7 +259,8 @@ Outcome run_training(const SafetensorsFile& file, const Device& device) {
     for (size_t i = 0; i < want.size(); ++i) {
       const double d = relative(get(results[i]), want[i]);
       worst_log = std::max(worst_log, d);
-      out.expect(d <= 1e-4, fmt::format("step {}: {} is {}, not {} (1e-4 allowed)", i + 1, name, get(results[i]), want[i]));
+      out.expect(d <= 1e-4,
+                 fmt::format("step {}: {} is {}, not {} (1e-4 allowed)", i + 1, name, get(results[i]), want[i]));
     }
   };
   compare("ce", [](const StepResult& r) { return r.ce; });
@@ -256,8 +294,8 @@ Outcome run_curve(const SafetensorsFile& file, const Device& device) {
   }
   const double allowed[3] = {1e-5, 0.01, 0.03};
   for (size_t stage = 0; stage < 3; ++stage) {
-    out.expect(worst[stage] <= allowed[stage],
-               fmt::format("CE differs by {:.1e} in part {} of 3, {} allowed", worst[stage], stage + 1, allowed[stage]));
+    out.expect(worst[stage] <= allowed[stage], fmt::format("CE differs by {:.1e} in part {} of 3, {} allowed",
+                                                           worst[stage], stage + 1, allowed[stage]));
   }
   out.note = fmt::format("CE {:.1e} to step 10, {:.1e} to 50, {:.1e} to the end", worst[0], worst[1], worst[2]);
   return out;
@@ -266,7 +304,8 @@ Outcome run_curve(const SafetensorsFile& file, const Device& device) {
 // A folder of u16 arrays whose tokens count up from 0 modulo 60,000 across all of them.
 class CountingArrays {
  public:
-  explicit CountingArrays(const std::vector<int64_t>& lengths) : folder_(fs::temp_directory_path() / fmt::format("olmo-golden-{}", getpid())) {
+  explicit CountingArrays(const std::vector<int64_t>& lengths)
+      : folder_(fs::temp_directory_path() / fmt::format("olmo-golden-{}", getpid())) {
     fs::create_directories(folder_);
     int64_t token = 0;
     for (int64_t length : lengths) {
@@ -312,10 +351,12 @@ Outcome run_order(const json& cases) {
     for (size_t i = 0; i < c.at("first_token_of_each_row").size(); ++i) {
       const Batch& batch = loader.next();
       got.emplace_back();
-      for (int64_t row = 0; row < batch.rows; ++row) got.back().push_back(batch.ids[static_cast<size_t>(row * batch.sequence_length)]);
+      for (int64_t row = 0; row < batch.rows; ++row)
+        got.back().push_back(batch.ids[static_cast<size_t>(row * batch.sequence_length)]);
     }
-    out.expect(json(got) == c.at("first_token_of_each_row"),
-               fmt::format("loader with seed {}, epoch {}, rank {} of {}", s.seed, c.at("epoch").dump(), s.rank, s.world));
+    out.expect(
+        json(got) == c.at("first_token_of_each_row"),
+        fmt::format("loader with seed {}, epoch {}, rank {} of {}", s.seed, c.at("epoch").dump(), s.rank, s.world));
   }
   out.note = fmt::format("{} shuffles, {} loaders", cases.at("shuffle").size(), cases.at("loader").size());
   return out;
