@@ -1,5 +1,8 @@
 // The program: registers the subcommands, runs the one that was asked for and turns errors into one line and an exit
 // code. 0 done; 1 failure; 2 something the user can put right; 75 stopped on request after saving.
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
 #include <exception>
 #include <iostream>
 
@@ -64,7 +67,14 @@ std::string hint(const CLI::App& app) {
   return "";
 }
 
+// Warnings go where errors go, in the same form: standard output holds results alone.
+void log_to_stderr() {
+  spdlog::set_default_logger(spdlog::stderr_logger_mt("olmotrain"));
+  spdlog::set_pattern("olmotrain: %v");
+}
+
 int run(int argc, char** argv) {
+  log_to_stderr();
   CLI::App app("Trains mixture-of-experts language models.", "olmotrain");
   add_commands(app);
   if (argc < 2) {

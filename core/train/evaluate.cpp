@@ -1,5 +1,7 @@
 #include "core/train/evaluate.h"
 
+#include <spdlog/spdlog.h>
+
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -31,9 +33,8 @@ void evaluate_checkpoint(const RunConfig& config, const std::string& checkpoint,
   }
   const Device device = open_device(config);
   const std::optional<Tokenizer> tokenizer = open_tokenizer(config);
-  const std::string path =
-      choose_checkpoint(config.run.folder, checkpoint.empty() ? "latest" : checkpoint,
-                        [](const std::string& line) { fmt::print(stderr, "olmotrain: {}\n", line); });
+  const std::string path = choose_checkpoint(config.run.folder, checkpoint.empty() ? "latest" : checkpoint,
+                                             [](const std::string& line) { spdlog::warn(line); });
   SingleRank rank;
   TrainStep step(config, device, rank, false);
   load_tensors(path, weight_tensors(step.model()));

@@ -1,5 +1,7 @@
 #include "core/train/generate.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -143,8 +145,8 @@ std::vector<float> Generator::full_logits(const std::vector<int32_t>& tokens) {
 }
 
 void generate_text(const GenerateRequest& request) {
-  const std::string path = choose_checkpoint(
-      request.run, "latest", [](const std::string& line) { fmt::print(stderr, "olmotrain: {}\n", line); });
+  const std::string path =
+      choose_checkpoint(request.run, "latest", [](const std::string& line) { spdlog::warn(line); });
   RunConfig config = parse_config(checkpoint_config(path), path + "/config.yaml", {});
   config.run.threads = request.threads;
   if (config.data.tokenizer.empty()) {

@@ -1,5 +1,7 @@
 #include "core/train/loop.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -27,10 +29,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-void warn(const std::string& line) {
-  fmt::print(stderr, "olmotrain: {}\n", line);
 }
 
 void write_file(const std::string& path, const std::string& text) {
@@ -126,7 +124,8 @@ class Run {
 
 void Run::start() {
   check_folder(config_.run.folder);
-  const std::string checkpoint = choose_checkpoint(config_.run.folder, config_.checkpoint.resume, warn);
+  const std::string checkpoint = choose_checkpoint(config_.run.folder, config_.checkpoint.resume,
+                                                   [](const std::string& line) { spdlog::warn(line); });
   if (!checkpoint.empty()) record_ = TrainerRecord::from_state(checkpoint_state(checkpoint), checkpoint);
   check_history(config_, record_.step);
   loader_ = std::make_unique<DataLoader>(settings_, record_.step + 1, record_.position);
