@@ -34,16 +34,17 @@ Instances::Instances(const LoaderSettings& settings) : settings_(settings) {
     files_.emplace_back(path, type);
     tokens_ += files_.back().tokens();
     first_.push_back(first_.back() + files_.back().tokens() / length);
-    if (files_.back().tokens() < length && settings.rank == 0) {
-      spdlog::warn("token file {}: {} tokens are fewer than one sequence of {}; nothing of it is used", path,
-                   files_.back().tokens(), length);
-    }
   }
   if (count() == 0) {
     throw UserError(
         "token file {}: {} tokens in {} file(s), none with a whole sequence of {}; shorten "
         "data.sequence_length or give more data",
         files_[0].path(), tokens_, files_.size(), length);
+  }
+  for (const TokenFile& file : files_) {
+    if (file.tokens() >= length || settings.rank != 0) continue;
+    spdlog::warn("token file {}: {} tokens are fewer than one sequence of {}; nothing of it is used", file.path(),
+                 file.tokens(), length);
   }
   if (count() > int64_t{UINT32_MAX}) {
     throw UserError(
