@@ -1,5 +1,6 @@
 #include "core/train/progress.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -14,6 +15,13 @@ namespace olmo {
 namespace {
 constexpr double kLiveSeconds = 0.2;
 constexpr double kPlainSeconds = 2;
+
+// Columns of the terminal, 0 when it does not say.
+size_t terminal_columns() {
+  winsize size{};
+  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
 }  // namespace
 
 std::string with_commas(int64_t value) {
@@ -103,10 +111,13 @@ void Progress::update(const StepResult& r, double seconds) {
   const double rate = static_cast<double>(r.tokens) / seconds;
   const double average = counted_seconds_ > 0 ? tokens_per_second() : rate;
   const double eta = static_cast<double>((last_step_ - r.step) * r.tokens) / average;
-  const std::string line = fmt::format(
+  std::string line = fmt::format(
       "step {}/{}  loss {:.4f}  grad norm {:.3f}  lr {:.2e}  {} tokens/s  {:.0f} GFLOP/s  MFU {:.1f}%  ETA {}{}",
       r.step, last_step_, r.ce, r.grad_norm, r.lr, with_commas(std::llround(average)), average * flops_per_token_ / 1e9,
       100 * average * flops_per_token_ / peak_flops_, human_time(eta), r.skipped ? "  skipped" : "");
+  // A line that wraps could not be drawn over.
+  const size_t columns = terminal_ ? terminal_columns() : 0;
+  if (columns > 0 && line.size() >= columns) line.resize(columns - 1);
   // On a terminal: back to the start of the line, and erase what a longer line left behind it.
   fmt::print("{}{}{}", terminal_ ? "\r" : "", line, terminal_ ? "\x1b[K" : "\n");
   std::fflush(stdout);
