@@ -91,6 +91,7 @@ struct Measured {
   double copy_bandwidth = 0;
   double step_seconds = 0;
   double forward_backward_seconds = 0;
+  double optimizer_seconds = 0;
   double tokens = 0;
   double model_flops = 0;
   std::vector<OperatorTotals> operators;
@@ -111,7 +112,7 @@ Measured measure(const RunConfig& config, int64_t steps) {
   m.tokens = static_cast<double>(batch.rows * batch.sequence_length);
   m.model_flops = m.tokens * flops_per_token(config.model, config.data.sequence_length);
   m.copy_bandwidth = cpu::measure_copy_bandwidth(device.threads);
-  m.step_seconds = m.forward_backward_seconds = 1e30;
+  m.step_seconds = m.forward_backward_seconds = m.optimizer_seconds = 1e30;
   for (int i = 0; i < 2; ++i) step.run(batch, config.optim.lr * 0.01);
   // The peak is measured between the steps, so that both see the same machine.
   for (int64_t i = 0; i < steps; ++i) {
@@ -119,6 +120,9 @@ Measured measure(const RunConfig& config, int64_t steps) {
     m.step_seconds = std::min(m.step_seconds, seconds_of([&] { step.run(batch, config.optim.lr * 0.01); }));
     m.forward_backward_seconds =
         std::min(m.forward_backward_seconds, seconds_of([&] { step.forward_backward(batch); }));
+    m.optimizer_seconds =
+        std::min(m.optimizer_seconds,
+                 seconds_of([&] { step.optimizer().step(config.optim.lr * 0.01, 1, rank, step.stream()); }));
   }
   OperatorTable table;
   step.stream().attach(&table);
@@ -137,6 +141,7 @@ void print_json(const Measured& m) {
                  {"model_flops_per_second", m.flops_per_second()},
                  {"share_of_peak", m.share()}};
   out["forward_backward"] = {{"seconds", m.forward_backward_seconds}};
+  out["optimizer"] = {{"seconds", m.optimizer_seconds}};
   out["peak_bytes"] = peak_resident_bytes();
   for (const OperatorTotals& t : m.operators) {
     out["operators"].push_back(
@@ -152,6 +157,7 @@ void print_table(const Measured& m) {
              1e3 * m.step_seconds, with_commas(std::llround(m.tokens_per_second())), m.flops_per_second() / 1e9,
              100 * m.share());
   fmt::print("forward + backward {:>10.2f} ms\n", 1e3 * m.forward_backward_seconds);
+  fmt::print("norm, clip, AdamW  {:>10.2f} ms\n", 1e3 * m.optimizer_seconds);
   fmt::print("peak memory        {:>10}\n\n", human_bytes(peak_resident_bytes()));
   fmt::print("{:<24}{:>8}{:>12}{:>8}{:>12}{:>10}{:>9}\n", "operator", "calls", "ms", "share", "GFLOP/s", "GB/s",
              "of peak");
