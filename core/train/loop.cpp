@@ -249,7 +249,6 @@ std::string Run::summary(TrainEnd end) const {
 }
 
 TrainEnd Run::train() {
-  install_stop_signals();
   start();
   if (record_.step >= last_step_) {
     fmt::print("nothing to do: {} holds all {} steps of this run; raise run.steps or run.epochs to go on\n",
@@ -278,6 +277,7 @@ TrainEnd Run::train() {
 }  // namespace
 
 TrainEnd train(const RunConfig& config) {
+  watch_stop_signals();
   return Run(config).train();
 }
 

@@ -3,45 +3,45 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
-#include <cstdint>
-#include <ctime>
 #include <initializer_list>
+#include <thread>
 
 namespace olmo {
 
 namespace {
 
-constexpr int64_t kRepeatMilliseconds = 5000;
-// Any thread may take a signal; lock-free atomics are safe in a handler.
+constexpr std::chrono::seconds kRepeat{5};
 std::atomic<int> requested{0};
-std::atomic<int64_t> requested_at{0};
-static_assert(std::atomic<int64_t>::is_always_lock_free);
 
-int64_t milliseconds() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1000000;
-}
-
-void on_signal(int number) {
-  int none = 0;
-  int64_t never = 0;
-  if (requested_at.compare_exchange_strong(never, milliseconds())) {
-    requested.compare_exchange_strong(none, number);
-  } else if (milliseconds() - requested_at >= kRepeatMilliseconds) {
-    _exit(1);
+void take_signals(sigset_t signals) {
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point first;
+  for (;;) {
+    int number = 0;
+    if (sigwait(&signals, &number) != 0) continue;
+    if (requested == 0) {
+      first = Clock::now();
+      requested = number;
+    } else if (Clock::now() - first >= kRepeat) {
+      _exit(1);
+    }
   }
 }
 
 }  // namespace
 
-void install_stop_signals() {
-  struct sigaction action {};
-  action.sa_handler = on_signal;
-  sigemptyset(&action.sa_mask);
-  action.sa_flags = SA_RESTART;
-  for (int number : {SIGTERM, SIGINT, SIGUSR1}) sigaction(number, &action, nullptr);
+// A handler must not run on a thread that computes: some generated kernels of oneDNN keep their stack pointer in a
+// buffer on the heap, and the frame of a handler would overwrite what lies below it (seen as a crash in `free`).
+void watch_stop_signals() {
+  static std::atomic<bool> watching{false};
+  if (watching.exchange(true)) return;
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (int number : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&signals, number);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::thread(take_signals, signals).detach();
 }
 
 int stop_signal() {

@@ -3,10 +3,10 @@
 
 namespace olmo {
 
-// Installs the handlers. The first signal asks the loop to save and stop after the step it is in; one that comes at
-// least 5 s after the first ends the process at once with status 1 (a launcher and a scheduler may both deliver the
-// first).
-void install_stop_signals();
+// Starts a thread that takes the signals; threads that exist later never do. Call it before anything that starts
+// threads. The first signal asks the loop to save and stop after the step it is in; one that comes at least 5 s after
+// the first ends the process at once with status 1 (a launcher and a scheduler may both deliver the first).
+void watch_stop_signals();
 
 // Number of the signal that asked to stop, 0 if none did.
 int stop_signal();
