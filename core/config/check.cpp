@@ -107,6 +107,14 @@ class Rules {
     if (r.steps == 0 && r.epochs == 0) {
       fail({"run.steps", "run.epochs"}, "run.steps and run.epochs are both 0; set one of them to 1 or more");
     }
+    constexpr double kMostTokens = 9e18;  // counted in 64 bits
+    const double tokens = static_cast<double>(r.steps) * static_cast<double>(c_.batch.rows) *
+                          static_cast<double>(c_.data.sequence_length);
+    if (tokens > kMostTokens) {
+      fail({"run.steps", "batch.rows", "data.sequence_length"},
+           "run.steps {} of batch.rows {} and data.sequence_length {} are {:.1e} tokens; at most {:.0e} can be counted",
+           r.steps, c_.batch.rows, c_.data.sequence_length, tokens, kMostTokens);
+    }
     if (c_.checkpoint.resume.empty()) {
       fail({"checkpoint.resume"}, "checkpoint.resume is empty; allowed: auto, never, latest or a checkpoint folder");
     }

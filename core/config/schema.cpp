@@ -54,7 +54,7 @@ Keys run_keys(RunSection& r) {
       {"run.folder", &r.folder, "run folder: metrics, checkpoints, the resolved config"},
       {"run.steps", &r.steps, "optimizer steps. Steps and epochs exclude each other: setting one clears the other",
        kCount},
-      {"run.epochs", &r.epochs, "passes over the training data instead of steps", kNotNegative},
+      {"run.epochs", &r.epochs, "passes over the training data instead of steps", {0, 1e5}},
       {"run.seed", &r.seed, "seed of the initial weights and of random routing"},
       {"run.device", &r.device, "device to train on", {}, {"auto", "cpu", "cuda"}},
       {"run.threads", &r.threads, "CPU threads, 0 = all cores", {0, 4096}},

@@ -60,10 +60,7 @@ Schedule make_schedule(const RunConfig& config, int64_t steps) {
   s.final_scale = c.final_scale;
   s.total = steps;
   if (c.unit == ScheduleUnit::tokens) {
-    s.total = 0;
-    for (int64_t step = 1; step <= steps; ++step) {
-      s.total += rows_of_step(config.batch, step) * config.data.sequence_length;
-    }
+    s.total = rows_of_steps(config.batch, steps) * config.data.sequence_length;
   }
   return s;
 }

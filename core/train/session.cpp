@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "kernels/cpu/threads.h"
@@ -42,6 +43,16 @@ int64_t rows_of_step(const BatchConfig& batch, int64_t step) {
   return batch.rows;
 }
 
+int64_t rows_of_steps(const BatchConfig& batch, int64_t steps) {
+  int64_t rows = 0, done = 0;
+  for (const BatchWarmup& stage : batch.warmup) {
+    const int64_t end = std::clamp(stage.until, done, std::max(done, steps));
+    rows += (end - done) * stage.rows;
+    done = end;
+  }
+  return rows + std::max<int64_t>(0, steps - done) * batch.rows;
+}
+
 LoaderSettings loader_settings(const RunConfig& config, const std::vector<std::string>& files,
                                const std::optional<Tokenizer>& tokenizer) {
   const DataConfig& data = config.data;
@@ -73,7 +84,14 @@ int64_t total_steps(const RunConfig& config, int64_t instances) {
   if (config.run.epochs <= 0) return config.run.steps;
   double left = config.run.epochs;
   int64_t step = 0;
+  const int64_t warm = config.batch.warmup.empty() ? 0 : config.batch.warmup.back().until;
   while (left > 0) {
+    if (step >= warm && left >= 1) {  // every further whole epoch has the same number of steps
+      const double whole = std::floor(left);
+      step += static_cast<int64_t>(whole) * (instances / config.batch.rows);
+      left -= whole;
+      continue;
+    }
     const int64_t limit = static_cast<int64_t>(static_cast<double>(instances) * std::min(1.0, left));
     int64_t used = 0;
     while (used + rows_of_step(config.batch, step + 1) <= limit) used += rows_of_step(config.batch, ++step);

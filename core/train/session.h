@@ -28,6 +28,8 @@ LoaderSettings loader_settings(const RunConfig& config, const std::vector<std::s
 
 // Rows of a step by the batch-size warm-up.
 int64_t rows_of_step(const BatchConfig& batch, int64_t step);
+// Rows of steps 1 to `steps` together.
+int64_t rows_of_steps(const BatchConfig& batch, int64_t steps);
 
 // Steps of a run: run.steps, or what run.epochs passes over `instances` give.
 int64_t total_steps(const RunConfig& config, int64_t instances);

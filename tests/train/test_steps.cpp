@@ -342,6 +342,9 @@ TEST_CASE("batches may grow during a run") {
   CHECK(rows_of_step(c.batch, 1) == 2);
   CHECK(rows_of_step(c.batch, 3) == 2);
   CHECK(rows_of_step(c.batch, 4) == 4);
+  for (int64_t n = 0, rows = 0; n < 10; rows += rows_of_step(c.batch, ++n)) CHECK(rows_of_steps(c.batch, n) == rows);
+  // However long a run is, its length takes no time to work out.
+  CHECK(rows_of_steps(c.batch, int64_t{1} << 50) > int64_t{1} << 50);
   CHECK(rows_of_step(c.batch, 6) == 4);
   CHECK(rows_of_step(c.batch, 7) == 8);
   Trainer t(c);
