@@ -49,10 +49,6 @@ int64_t total_bytes(const Manifest& manifest) {
   return bytes;
 }
 
-bool is_checkpoint_folder(const std::string& path) {
-  return fs::exists(path + "/" + kManifestName) || step_of(fs::path(path).filename().string()) >= 0;
-}
-
 // The folder as the user gave it, without a slash at its end.
 std::string folder_of(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();

@@ -73,6 +73,11 @@ std::vector<CheckpointInfo> step_folders(const std::string& run_folder) {
   return found;
 }
 
+bool is_checkpoint_folder(const std::string& path) {
+  const size_t end = path.find_last_not_of('/') + 1;
+  return fs::exists(path + "/" + kManifestName) || step_of(fs::path(path.substr(0, end)).filename().string()) >= 0;
+}
+
 std::string latest_name(const std::string& run_folder) {
   const std::string path = run_folder + "/" + kLatestName;
   std::error_code ignored;

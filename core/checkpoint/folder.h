@@ -1,4 +1,5 @@
-// Names inside a run folder, and the test hook of the saver. Internal to core/checkpoint and the `checkpoint` command.
+// Names inside a run folder, and the test hook of the saver. Internal to core/checkpoint and
+// the commands that take a checkpoint or a run folder.
 //
 //   step000100            a checkpoint
 //   step000100.tmp-PID    being written or being deleted; left behind by a killed process
@@ -28,6 +29,8 @@ std::string temporary_suffix();
 
 // Folders that hold or should hold a checkpoint, complete or not, lowest step first.
 std::vector<CheckpointInfo> step_folders(const std::string& run_folder);
+// Whether the path is meant as a checkpoint, by its name or its manifest, and not as a run folder.
+bool is_checkpoint_folder(const std::string& path);
 // The name in `latest`, empty when there is none.
 std::string latest_name(const std::string& run_folder);
 // Moves the folder aside under a temporary name and deletes it, so that no half of it is ever seen under its own name.

@@ -57,8 +57,7 @@ std::string named_checkpoint(const std::string& run_folder, const std::string& r
   if (!fs::is_directory(path)) {
     throw UserError("no checkpoint at {}; give never, auto, latest, a checkpoint folder or a run folder", resume);
   }
-  const bool is_checkpoint = fs::exists(path + "/" + kManifestName) || step_of(fs::path(path).filename().string()) >= 0;
-  if (!is_checkpoint) {
+  if (!is_checkpoint_folder(path)) {
     const std::vector<CheckpointInfo> found = step_folders(path);
     if (found.empty())
       throw UserError("the folder {} holds no checkpoint; give a checkpoint folder or a run folder", resume);
@@ -126,8 +125,9 @@ std::string choose_checkpoint(const std::string& run_folder, const std::string& 
   if (resume != "auto" && resume != "latest") return named_checkpoint(run_folder, resume);
   const std::string path = newest_good(run_folder, warn);
   if (path.empty() && resume == "latest") {
-    throw UserError("{} has no checkpoint; train there first, or give checkpoint.resume=auto to start afresh",
-                    run_folder);
+    throw UserError(
+        "{} has no checkpoint; give a folder that a run has saved in (checkpoint.resume=auto starts afresh)",
+        run_folder);
   }
   return path;
 }

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <numeric>
 
+#include "core/checkpoint/folder.h"
 #include "core/config/config.h"
 #include "kernels/error.h"
 
@@ -123,11 +124,12 @@ std::vector<int32_t> Generator::generate(const std::vector<int32_t>& prompt, con
     throw UserError("the prompt's {} tokens and {} more do not fit {} positions; shorten one of them", length,
                     settings.max_tokens, impl_->capacity);
   }
+  const int64_t vocab = settings.vocab > 0 ? std::min(settings.vocab, impl_->logits.cols()) : impl_->logits.cols();
   std::vector<int32_t> made;
   impl_->cache.length = 0;
   impl_->feed(prompt.data(), length);
   for (int64_t i = 0; i < settings.max_tokens; ++i) {
-    const int32_t token = sample_token(impl_->logits.f32(), impl_->logits.cols(), settings, length + i);
+    const int32_t token = sample_token(impl_->logits.f32(), vocab, settings, length + i);
     made.push_back(token);
     emit(token);
     if (token == eos) break;
@@ -145,8 +147,9 @@ std::vector<float> Generator::full_logits(const std::vector<int32_t>& tokens) {
 }
 
 void generate_text(const GenerateRequest& request) {
-  const std::string path =
-      choose_checkpoint(request.run, "latest", [](const std::string& line) { spdlog::warn(line); });
+  const bool named = is_checkpoint_folder(request.run);
+  const std::string path = choose_checkpoint(named ? "" : request.run, named ? request.run : "latest",
+                                             [](const std::string& line) { spdlog::warn(line); });
   RunConfig config = parse_config(checkpoint_config(path), path + "/config.yaml", {});
   config.run.threads = request.threads;
   if (config.data.tokenizer.empty()) {
@@ -157,8 +160,10 @@ void generate_text(const GenerateRequest& request) {
   const std::vector<int32_t> prompt = tokenizer->encode(request.prompt, true);
   Generator generator(config, device, static_cast<int64_t>(prompt.size()) + request.sampling.max_tokens);
   generator.load(path);
+  SamplingSettings sampling = request.sampling;
+  sampling.vocab = tokenizer->vocab_size();
   fmt::print("{}", request.prompt);
-  generator.generate(prompt, request.sampling, tokenizer->eos(), [&](int32_t token) {
+  generator.generate(prompt, sampling, tokenizer->eos(), [&](int32_t token) {
     fmt::print("{}", tokenizer->decode(std::vector<int32_t>{token}));
     std::fflush(stdout);
   });

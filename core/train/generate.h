@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -18,6 +17,7 @@ struct SamplingSettings {
   int64_t top_k = 0;       // 0 = all
   double top_p = 1;        // smallest set of tokens whose probability reaches this
   uint64_t seed = 1;
+  int64_t vocab = 0;  // only ids below this are made, 0 = all: a model may have more than its tokenizer
 };
 
 // Picks the next token from logits [vocab]: greedy (ties to the lower id) or a draw among the top-k / top-p tokens. The

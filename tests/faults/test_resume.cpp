@@ -95,6 +95,22 @@ TEST_CASE("a finished run that is started again does nothing and says so") {
   CHECK(read_text(run.run("summary.txt")) == summary);
 }
 
+TEST_CASE("generate and eval take a checkpoint folder as well as a run folder") {
+  const TinyRun run;
+  const std::vector<std::string> settings = {"run.steps=8", "model.vocab_size=300", "data.tokenizer=byte"};
+  expect_success(run_to_end(run.train(settings)));
+  const auto sample = [&](const std::string& folder) {
+    const Outcome outcome =
+        run_to_end({"generate", folder, "--prompt", "a", "--max-tokens", "200", "--temperature", "50"});
+    expect_success(outcome);
+    return outcome.out;
+  };
+  CHECK(sample(run.run()) == sample(run.run("step000008/")));
+  CHECK(sample(run.run()) != sample(run.run("step000004")));
+  expect_error(run_to_end({"generate", run.file("none"), "--prompt", "a"}), 2, {"none has no checkpoint"});
+  expect_error(run_to_end({"generate", run.run("step000099"), "--prompt", "a"}), 2, {"step000099"});
+}
+
 TEST_CASE("checkpoints are kept as asked") {
   const TinyRun run;
   expect_success(run_to_end(

@@ -100,6 +100,20 @@ TEST_CASE("generation stops at the end of text and starts afresh each time") {
   CHECK(stopped == std::vector<int32_t>(made.begin(), made.begin() + end));
 }
 
+TEST_CASE("ids past the tokenizer's vocabulary are not made") {
+  const RunConfig c = small_config();
+  const auto generator = make_generator(c, 1);
+  SamplingSettings s = greedy(60);
+  s.temperature = 50;
+  const auto largest = [&] {
+    const std::vector<int32_t> made = generator->generate({5}, s, -1, [](int32_t) {});
+    return *std::max_element(made.begin(), made.end());
+  };
+  CHECK(largest() >= 40);
+  s.vocab = 40;
+  CHECK(largest() < 40);
+}
+
 TEST_CASE("a prompt that does not fit is refused") {
   const RunConfig c = small_config();
   const auto generator = make_generator(c, 1);
