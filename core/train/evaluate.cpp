@@ -9,16 +9,27 @@
 
 namespace olmo {
 
+namespace {
+
+LoaderSettings set_settings(const RunConfig& config, const std::vector<std::string>& files,
+                            const std::optional<Tokenizer>& tokenizer) {
+  LoaderSettings s = loader_settings(config, files, tokenizer);
+  s.repetition_filter = false;  // its rows count labels that have no loss
+  return s;
+}
+
+}  // namespace
+
 void check_sets(const RunConfig& config, const std::optional<Tokenizer>& tokenizer) {
   for (const auto& [name, files] : config.data.eval)
-    EvalReader(loader_settings(config, files, tokenizer), config.eval.rows);
+    EvalReader(set_settings(config, files, tokenizer), config.eval.rows);
 }
 
 std::map<std::string, EvalResult> evaluate_sets(const RunConfig& config, TrainStep& step,
                                                 const std::optional<Tokenizer>& tokenizer) {
   std::map<std::string, EvalResult> results;
   for (const auto& [name, files] : config.data.eval) {
-    EvalReader reader(loader_settings(config, files, tokenizer), config.eval.rows);
+    EvalReader reader(set_settings(config, files, tokenizer), config.eval.rows);
     EvalResult sums;
     for (Batch batch; reader.next(config.batch.micro_rows, batch);) step.evaluate(batch, sums);
     if (sums.labels > 0) sums.ce /= static_cast<double>(sums.labels);

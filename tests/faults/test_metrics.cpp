@@ -18,6 +18,18 @@ std::vector<json> all_lines(const TinyRun& run) {
 
 }  // namespace
 
+TEST_CASE("the repetition filter leaves evaluation sets as they are") {
+  double loss[2];
+  for (int filter : {0, 1}) {
+    const TinyRun run;
+    run.files().write("held-out.npy", token_bytes(64, 2) + std::string(128, '\0'));
+    expect_success(run_to_end(run.train({"run.steps=2", "data.sequence_length=64",
+                                         std::string("data.repetition_filter=") + (filter ? "true" : "false")})));
+    loss[filter] = all_lines(run).back().at("eval/held-out/CE loss");
+  }
+  CHECK(loss[0] == loss[1]);
+}
+
 TEST_CASE("metrics lines have the reference's names and add up") {
   const TinyRun run;
   expect_success(run_to_end(
