@@ -80,8 +80,32 @@ LoaderSettings loader_settings(const RunConfig& config, const std::vector<std::s
   return s;
 }
 
+namespace {
+
+// A run of so many steps must not meet one that needs more rows than an epoch has.
+void check_rows(const RunConfig& config, int64_t steps, int64_t instances) {
+  int64_t done = 0;
+  const auto check = [&](int64_t rows, const char* key) {
+    if (done >= steps || rows <= instances) return;
+    throw UserError(
+        "data.train has {} sequences of {} tokens, fewer than the {} of a step ({}); give more data, or lower {} or "
+        "data.sequence_length",
+        instances, config.data.sequence_length, rows, key, key);
+  };
+  for (const BatchWarmup& stage : config.batch.warmup) {
+    check(stage.rows, "batch.warmup");
+    done = stage.until;
+  }
+  check(config.batch.rows, "batch.rows");
+}
+
+}  // namespace
+
 int64_t total_steps(const RunConfig& config, int64_t instances) {
-  if (config.run.epochs <= 0) return config.run.steps;
+  if (config.run.epochs <= 0) {
+    check_rows(config, config.run.steps, instances);
+    return config.run.steps;
+  }
   double left = config.run.epochs;
   int64_t step = 0;
   const int64_t warm = config.batch.warmup.empty() ? 0 : config.batch.warmup.back().until;

@@ -31,7 +31,8 @@ int64_t rows_of_step(const BatchConfig& batch, int64_t step);
 // Rows of steps 1 to `steps` together.
 int64_t rows_of_steps(const BatchConfig& batch, int64_t steps);
 
-// Steps of a run: run.steps, or what run.epochs passes over `instances` give.
+// Steps of a run: run.steps, or what run.epochs passes over `instances` give. Throws UserError when a step needs more
+// rows than there are, or no step fits.
 int64_t total_steps(const RunConfig& config, int64_t instances);
 
 // What a model computes with, as a checkpoint names it: parameters, and score biases by their block.

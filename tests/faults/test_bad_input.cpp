@@ -81,6 +81,8 @@ TEST_CASE("wrong token files") {
   std::vector<std::string> few = with("three.npy");
   few.push_back("batch.warmup=[]");
   expect_refusal(run, few, {"4 sequences", "has 3"});
+  // The same of a later step.
+  expect_refusal(run, with("three.npy"), {"data.train", "has 3 sequences", "the 4 of a step", "batch.rows"});
   expect_refusal(run, {"data.sequence_length=4096"}, {"train.npy", "4096"});
 }
 
