@@ -3,13 +3,28 @@
 namespace olmo::cpu::OLMO_VEC {
 
 double square_sum(const float* x, int64_t n) {
-  double sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) {
-    const double value = x[i];
-    sum += value * value;
+  // Four sums side by side: one alone waits for its own last addition.
+  const int64_t quarter = n / 4;
+  double sum0 = 0;
+  double sum1 = 0;
+  double sum2 = 0;
+  double sum3 = 0;
+#pragma omp simd reduction(+ : sum0, sum1, sum2, sum3)
+  for (int64_t i = 0; i < quarter; ++i) {
+    const double value0 = x[i];
+    const double value1 = x[quarter + i];
+    const double value2 = x[2 * quarter + i];
+    const double value3 = x[3 * quarter + i];
+    sum0 += value0 * value0;
+    sum1 += value1 * value1;
+    sum2 += value2 * value2;
+    sum3 += value3 * value3;
   }
-  return sum;
+  for (int64_t i = 4 * quarter; i < n; ++i) {
+    const double value = x[i];
+    sum0 += value * value;
+  }
+  return (sum0 + sum1) + (sum2 + sum3);
 }
 
 bool has_nonfinite(const float* x, int64_t n) {
