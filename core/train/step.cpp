@@ -1,9 +1,14 @@
 #include "core/train/step.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
+#include <fstream>
+#include <functional>
 #include <numeric>
 
+#include "core/train/progress.h"
 #include "kernels/error.h"
 
 namespace olmo {
@@ -49,10 +54,45 @@ Batch blank_batch(const RunConfig& c) {
   return batch;
 }
 
+// Sums of sizes must stay inside 64 bits while the plan is made.
+void check_countable(const ModelConfig& model) {
+  constexpr double kMost = 1e15;
+  double total = 0;
+  for (const ParamSpec& spec : parameter_table(model)) {
+    total += std::accumulate(spec.shape.begin(), spec.shape.end(), 1.0, std::multiplies<>());
+  }
+  if (total <= kMost) return;
+  throw UserError("the model has {:.2g} parameters; at most {:.0g} can be counted: make the model's sizes smaller",
+                  total, kMost);
+}
+
+// What the machine or the control group that the process is in gives it.
+int64_t machine_memory() {
+  const int64_t all = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  int64_t limit = 0;
+  std::ifstream group("/sys/fs/cgroup/memory.max");
+  return group >> limit && limit > 0 ? std::min(all, limit) : all;
+}
+
+void check_memory(const MemoryPlan& plan) {
+  int64_t total = 0;
+  std::string parts;
+  for (const auto& [name, bytes] : plan) {
+    total += bytes;
+    parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", name, human_bytes(bytes));
+  }
+  const int64_t present = machine_memory();
+  if (total <= present) return;
+  throw UserError(
+      "this needs {} of memory ({}), but the machine gives {}; make the model, batch.micro_rows or "
+      "data.sequence_length smaller",
+      human_bytes(total), parts, human_bytes(present));
+}
+
 }  // namespace
 
 TrainStep::TrainStep(const RunConfig& config, const Device& device, Communicator& ranks, bool with_optimizer)
-    : TrainStep(config, device, ranks, with_optimizer, measure(config, device, with_optimizer)) {}
+    : TrainStep(config, device, ranks, with_optimizer, fit(config, device, with_optimizer)) {}
 
 TrainStep::TrainStep(const RunConfig& config, const Device& device, Communicator& ranks, bool with_optimizer,
                      Capacity capacity)
@@ -92,6 +132,14 @@ TrainStep::Capacity TrainStep::measure(const RunConfig& config, const Device& de
   EvalResult sums;
   meta.evaluate(batch, sums);
   return {meta.activations_.high_water(), meta.stream_.scratch().high_water()};
+}
+
+TrainStep::Capacity TrainStep::fit(const RunConfig& config, const Device& device, bool with_optimizer) {
+  check_countable(config.model);
+  const Capacity capacity = measure(config, device, with_optimizer);
+  SingleRank one;
+  check_memory(TrainStep(config, Device::meta_for(device), one, with_optimizer, capacity).memory_);
+  return capacity;
 }
 
 MemoryPlan TrainStep::plan(const RunConfig& config, const Device& device, bool with_optimizer) {

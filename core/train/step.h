@@ -44,7 +44,7 @@ struct EvalResult {
 class TrainStep {
  public:
   // Allocates everything a run needs, after planning it on the meta device. `with_optimizer` false: evaluation and
-  // generation only. The communicator outlives the step.
+  // generation only. The communicator outlives the step. Throws UserError when the plan does not fit the machine.
   TrainStep(const RunConfig& config, const Device& device, Communicator& ranks, bool with_optimizer);
   ~TrainStep();
 
@@ -75,6 +75,8 @@ class TrainStep {
   };
   TrainStep(const RunConfig& config, const Device& device, Communicator& ranks, bool with_optimizer, Capacity capacity);
   static Capacity measure(const RunConfig& config, const Device& device, bool with_optimizer);
+  // The same, and throws UserError when the whole plan is more than the machine's memory.
+  static Capacity fit(const RunConfig& config, const Device& device, bool with_optimizer);
 
   MicroBatch micro_batch(const Batch& batch, int64_t first_row, int64_t rows, double divisor) const;
   void zero_sums();

@@ -109,6 +109,15 @@ TEST_CASE("unreadable tokenizers") {
   expect_refusal(run, {"data.document_mask=true"}, {"data.document_mask", "data.eos"});
 }
 
+TEST_CASE("a model that the machine has no memory for") {
+  const TinyRun run;
+  expect_refusal(run, {"model.d_model=1000000", "model.vocab_size=1000000"},
+                 {"TiB", "parameters", "activations", "batch.micro_rows"});
+  expect_refusal(
+      run, {"model.d_model=1000000", "model.n_layers=4000", "model.moe.hidden=1000000", "model.moe.experts=60000"},
+      {"parameters", "can be counted"});
+}
+
 TEST_CASE("a folder that cannot be written") {
   const TinyRun run;
   run.files().write("occupied", "a file");
