@@ -255,11 +255,11 @@ TrainEnd Run::train() {
   step_ended_ = Clock::now();
   TrainEnd end = TrainEnd::done;
   while (record_.step < last_step_) {
-    one_step();
-    if (stop_signal() != 0 && record_.step < last_step_) {
+    if (stop_signal() != 0) {
       end = TrainEnd::stopped;
       break;
     }
+    one_step();
   }
   progress_->finish_line();
   save();

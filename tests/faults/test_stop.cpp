@@ -29,6 +29,18 @@ TEST_CASE("a signal saves, stops with 75, and the run goes on exactly") {
   }
 }
 
+TEST_CASE("a signal while a run starts stops it before or after a step, and it goes on exactly") {
+  const std::vector<std::string> settings = {"run.steps=120", "checkpoint.every=0"};
+  const TinyRun straight, stopped;
+  expect_success(run_to_end(straight.train(settings)));
+  Process process(stopped.train(settings), quick());
+  REQUIRE(wait_until([&] { return fs::exists(stopped.run(".lock")); }, 30));
+  process.signal(SIGTERM);
+  CHECK(process.wait() == 75);
+  expect_success(run_to_end(stopped.train(settings)));
+  expect_same_run(straight, stopped, "step000120");
+}
+
 TEST_CASE("a second signal five seconds after the first ends the process at once") {
   // One step of this run takes minutes.
   const TinyRun run;
@@ -38,6 +50,7 @@ TEST_CASE("a second signal five seconds after the first ends the process at once
                              "model.head_dim=32", "data.eval={}"}),
                   quick());
   REQUIRE(wait_until([&] { return process.out().find("GEMM peak") != std::string::npos; }, 30));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // before the first step a signal is heeded at once
   process.signal(SIGTERM);
   std::this_thread::sleep_for(std::chrono::milliseconds(1000));
   process.signal(SIGTERM);
