@@ -44,8 +44,11 @@ bool SkipRule::admit(double loss, double norm) {
 }
 
 void SkipRule::restore(const std::vector<double>& losses, const std::vector<double>& norms) {
-  losses_.assign(losses.begin(), losses.end());
-  norms_.assign(norms.begin(), norms.end());
+  const auto newest = [&](const std::vector<double>& from, std::vector<double>& to) {
+    to.assign(from.end() - std::min(static_cast<int64_t>(from.size()), window_), from.end());
+  };
+  newest(losses, losses_);
+  newest(norms, norms_);
 }
 
 namespace {

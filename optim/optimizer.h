@@ -39,6 +39,7 @@ class SkipRule {
 
   const std::vector<double>& losses() const { return losses_; }
   const std::vector<double>& norms() const { return norms_; }
+  // Goes on from a saved history; of a longer window's the newest values.
   void restore(const std::vector<double>& losses, const std::vector<double>& norms);
 
  private:

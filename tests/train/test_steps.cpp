@@ -194,6 +194,12 @@ TEST_CASE("the skip rule leaves out outliers and keeps them in its history") {
   SkipRule restored(3, 8);
   restored.restore(late.losses(), late.norms());
   for (double x : {1.0, 9.0, 1.2, 30.0}) CHECK(restored.admit(x, x) == late.admit(x, x));
+  // A window that has become smaller holds the newest.
+  SkipRule smaller(3, 4);
+  smaller.restore({1, 2, 3, 4, 5, 6}, {6, 5, 4, 3, 2, 1});
+  CHECK(smaller.losses() == std::vector<double>{3, 4, 5, 6});
+  smaller.admit(7, 7);
+  CHECK(smaller.norms() == std::vector<double>{3, 2, 1, 7});
   // Off.
   SkipRule off(0, 8);
   for (double x : {1.0, 1.0, 1.0, 1.0, 1.0, 1e9}) CHECK(off.admit(x, x));
