@@ -58,8 +58,14 @@ Keys run_keys(RunSection& r) {
       {"run.seed", &r.seed, "seed of the initial weights and of random routing"},
       {"run.device", &r.device, "device to train on", {}, {"auto", "cpu", "cuda"}},
       {"run.threads", &r.threads, "CPU threads, 0 = all cores", {0, 4096}},
-      {"run.timeout", &r.timeout, "seconds without progress after which a run is given up, 0 = never", kNotNegative},
-      {"run.cuda_graphs", &r.cuda_graphs, "replay steps as CUDA graphs", {}, {"auto", "on", "off"}},
+      {"run.timeout", &r.timeout,
+       "several ranks: seconds without progress after which a run is given up, 0 = never; one rank waits for no other",
+       kNotNegative},
+      {"run.cuda_graphs",
+       &r.cuda_graphs,
+       "replay steps as CUDA graphs; auto: where the device has them",
+       {},
+       {"auto", "on", "off"}},
   };
 }
 
