@@ -28,4 +28,4 @@ fi
 [[ -f $text && -r $text ]] || fail "$text is no readable file; give a UTF-8 text"
 
 build/olmotrain data tokenize "$text" --tokenizer configs/tokenizer.json --output "data/$name-train.npy" \
-  --eval-output "data/$name-eval.npy" --eval-tokens 10240
+  --eval-output "data/$name-eval.npy" --eval-tokens 10240 --force
