@@ -6,6 +6,7 @@
 //   golden_suite FILE          that one
 // Exit status: 0 all passed, 1 a case failed, 2 nothing to run.
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -421,6 +422,7 @@ int main(int argc, char** argv) {
   }
   std::sort(files.begin(), files.end());
 
+  spdlog::set_level(spdlog::level::err);  // one case has a file shorter than a row on purpose
   const Device device = open_device(RunConfig{});
   int passed = 0, failed = 0;
   for (const fs::path& path : files) {
