@@ -1,6 +1,6 @@
 // `olmotrain bench`
-#include "cmd/commands.h"
 #include "core/train/bench.h"
+#include "cmd/commands.h"
 
 namespace olmo {
 
@@ -14,7 +14,9 @@ void add_bench_command(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("bench", "Measure this machine's peak and the share of it that a training step reaches");
   add_config_options(*command, options->config);
-  command->add_option("--steps", options->steps, "Measured steps; the best counts")->check(CLI::Range(1, 100000))->capture_default_str();
+  command->add_option("--steps", options->steps, "Measured steps; the best counts")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
   command->add_flag("--json", options->json, "Print one JSON object");
   command->footer(
       "Examples:\n"

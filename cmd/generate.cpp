@@ -13,16 +13,22 @@ void add_generate_command(CLI::App& app) {
   command->add_option("run", request->run, "Run folder (its newest checkpoint) or checkpoint folder")->required();
   command->add_option("--prompt", request->prompt, "Text to continue (default: standard input)");
   SamplingSettings& s = request->sampling;
-  command->add_option("--max-tokens", s.max_tokens, "Tokens to make at most")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  command->add_option("--max-tokens", s.max_tokens, "Tokens to make at most")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
   command->add_option("--temperature", s.temperature, "0 = greedy; 1 = the model's own distribution")
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
-  command->add_option("--top-k", s.top_k, "Draw among the k likeliest tokens, 0 = all")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("--top-k", s.top_k, "Draw among the k likeliest tokens, 0 = all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   command->add_option("--top-p", s.top_p, "Draw among the fewest tokens that reach this probability")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   command->add_option("--seed", s.seed, "Seed of the draws")->capture_default_str();
-  command->add_option("--threads", request->threads, "Threads, 0 = all cores")->check(CLI::Range(0, 4096))->capture_default_str();
+  command->add_option("--threads", request->threads, "Threads, 0 = all cores")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
   command->footer(
       "Examples:\n"
       "  olmotrain generate runs/smoke --prompt 'In the beginning'\n"

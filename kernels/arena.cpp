@@ -25,7 +25,9 @@ constexpr int64_t kRedZone = 64;  // between any two tensors, watched by the san
 constexpr int64_t kRedZone = 0;
 #endif
 
-int64_t mapped_bytes(int64_t capacity) { return (capacity + kGuardBytes - 1) / kGuardBytes * kGuardBytes + kGuardBytes; }
+int64_t mapped_bytes(int64_t capacity) {
+  return (capacity + kGuardBytes - 1) / kGuardBytes * kGuardBytes + kGuardBytes;
+}
 }  // namespace
 
 Arena::Arena(std::string name, DeviceKind kind, int64_t capacity)
@@ -36,8 +38,7 @@ Arena::Arena(std::string name, DeviceKind kind, int64_t capacity)
   }
   if (capacity_ == 0) return;
   const size_t size = static_cast<size_t>(mapped_bytes(capacity_));
-  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
     throw RunError("cannot reserve {} bytes of memory for '{}': {}", capacity_, name_, std::strerror(errno));
   }

@@ -19,8 +19,8 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // Uninitialised memory, aligned to 64 bytes. In poisoned builds (OLMO_POISON) every byte is 0xFF, a NaN in each floating
-  // dtype. Throws RunError when the arena is full: the plan was wrong.
+  // Uninitialised memory, aligned to 64 bytes. In poisoned builds (OLMO_POISON) every byte is 0xFF, a NaN in each
+  // floating dtype. Throws RunError when the arena is full: the plan was wrong.
   Tensor allocate(DType dtype, std::initializer_list<int64_t> shape);
   // The same, as raw bytes; null for zero bytes.
   void* allocate_bytes(int64_t bytes);

@@ -16,13 +16,17 @@ enum class DType : uint8_t { f32, bf16, f64, e4m3, e8m0, i32, i64, u8 };
 constexpr int64_t bytes_of(DType dtype) {
   switch (dtype) {
     case DType::f64:
-    case DType::i64: return 8;
+    case DType::i64:
+      return 8;
     case DType::f32:
-    case DType::i32: return 4;
-    case DType::bf16: return 2;
+    case DType::i32:
+      return 4;
+    case DType::bf16:
+      return 2;
     case DType::e4m3:
     case DType::e8m0:
-    case DType::u8: return 1;
+    case DType::u8:
+      return 1;
   }
   return 0;
 }
@@ -34,19 +38,29 @@ enum class DeviceKind : uint8_t { cpu, cuda, meta };
 template <class T>
 constexpr DType dtype_of();
 template <>
-constexpr DType dtype_of<float>() { return DType::f32; }
+constexpr DType dtype_of<float>() {
+  return DType::f32;
+}
 template <>
-constexpr DType dtype_of<double>() { return DType::f64; }
+constexpr DType dtype_of<double>() {
+  return DType::f64;
+}
 template <>
-constexpr DType dtype_of<int32_t>() { return DType::i32; }
+constexpr DType dtype_of<int32_t>() {
+  return DType::i32;
+}
 template <>
-constexpr DType dtype_of<int64_t>() { return DType::i64; }
+constexpr DType dtype_of<int64_t>() {
+  return DType::i64;
+}
 template <>
-constexpr DType dtype_of<uint8_t>() { return DType::u8; }
+constexpr DType dtype_of<uint8_t>() {
+  return DType::u8;
+}
 
 // A view of up to four dimensions, row-major. The last dimension is contiguous; rows (all leading dimensions taken
-// together) lie `row_stride` elements apart, so a block of columns of a matrix is a Tensor too. On the `meta` device the
-// address is a placeholder that nobody reads.
+// together) lie `row_stride` elements apart, so a block of columns of a matrix is a Tensor too. On the `meta` device
+// the address is a placeholder that nobody reads.
 struct Tensor {
   void* data = nullptr;
   DType dtype = DType::f32;

@@ -19,7 +19,9 @@ Pending copy_rows(const Tensor& from, const Tensor& to, Stream& stream) {
 
 }  // namespace
 
-Pending SingleRank::all_reduce(const Tensor&, ReduceOp, Stream&) { return {}; }
+Pending SingleRank::all_reduce(const Tensor&, ReduceOp, Stream&) {
+  return {};
+}
 
 Pending SingleRank::reduce_scatter(const Tensor& x, const Tensor& shard, Stream& stream) {
   return copy_rows(x, shard, stream);

@@ -24,8 +24,9 @@ Layout Layout::make(int64_t world, int64_t rank, int64_t pp, int64_t ep) {
   }
   const int64_t dp = world / pp;
   if (dp % ep != 0) {
-    throw UserError("parallel.ep = {} does not divide the {} data-parallel ranks of a stage ({} ranks / pp {}); use one of {}",
-                    ep, dp, world, pp, divisors(dp));
+    throw UserError(
+        "parallel.ep = {} does not divide the {} data-parallel ranks of a stage ({} ranks / pp {}); use one of {}", ep,
+        dp, world, pp, divisors(dp));
   }
   return Layout{world, pp, dp, ep, rank};
 }

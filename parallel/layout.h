@@ -6,8 +6,8 @@
 
 namespace olmo {
 
-// Where a rank stands. Ranks are numbered pp slowest, then ep_dp, then ep fastest; dp = ep_dp * ep ranks of one pipeline
-// stage hold the same dense weights, ep neighbours split the experts.
+// Where a rank stands. Ranks are numbered pp slowest, then ep_dp, then ep fastest; dp = ep_dp * ep ranks of one
+// pipeline stage hold the same dense weights, ep neighbours split the experts.
 struct Layout {
   int64_t world = 1;
   int64_t pp = 1;

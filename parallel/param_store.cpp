@@ -15,7 +15,9 @@ int64_t elements_of(const ParamShape& p) {
   return std::accumulate(p.shape.begin(), p.shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-int64_t padded(int64_t elements) { return (elements + kAlignElements - 1) / kAlignElements * kAlignElements; }
+int64_t padded(int64_t elements) {
+  return (elements + kAlignElements - 1) / kAlignElements * kAlignElements;
+}
 
 int64_t arena_bytes(const std::vector<ParamShape>& table) {
   int64_t elements = 0;
@@ -27,9 +29,12 @@ Tensor shaped(const Tensor& flat, int64_t offset, const ParamShape& p) {
   const Tensor part = Tensor(static_cast<std::byte*>(flat.data) + offset * bytes_of(flat.dtype), flat.dtype,
                              {elements_of(p)}, flat.device);
   switch (p.shape.size()) {
-    case 1: return part;
-    case 2: return part.reshape({p.shape[0], p.shape[1]});
-    default: return part.reshape({p.shape[0], p.shape[1], p.shape[2]});
+    case 1:
+      return part;
+    case 2:
+      return part.reshape({p.shape[0], p.shape[1]});
+    default:
+      return part.reshape({p.shape[0], p.shape[1], p.shape[2]});
   }
 }
 
@@ -71,7 +76,9 @@ void ParamStore::release(int64_t, Phase, Stream&) {}
 
 void ParamStore::gradients_final(int64_t, Stream&) {}
 
-void ParamStore::begin_step() { std::fill(written_.begin(), written_.end(), uint8_t{0}); }
+void ParamStore::begin_step() {
+  std::fill(written_.begin(), written_.end(), uint8_t{0});
+}
 
 ParamStore::GradTarget ParamStore::gradient(int64_t index) {
   uint8_t& written = written_[static_cast<size_t>(index)];

@@ -1,9 +1,9 @@
 // ParamStore: the one door to weights and their gradients.
 //
-// Values and fp32 gradients of each reduction group (dense weights reduce over DP, expert weights over EP_DP) lie end to
-// end in one flat buffer in table order, each tensor at a multiple of 64 elements; the gaps stay zero. Whoever computes
-// with a unit's weights acquires it first and releases it afterwards; whoever has added the last gradient of a unit says so.
-// Nobody else knows when communication happens.
+// Values and fp32 gradients of each reduction group (dense weights reduce over DP, expert weights over EP_DP) lie end
+// to end in one flat buffer in table order, each tensor at a multiple of 64 elements; the gaps stay zero. Whoever
+// computes with a unit's weights acquires it first and releases it afterwards; whoever has added the last gradient of a
+// unit says so. Nobody else knows when communication happens.
 #pragma once
 
 #include <cstdint>

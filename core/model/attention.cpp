@@ -27,8 +27,8 @@ struct Columns {
 
 }  // namespace
 
-void attention_forward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& s, const Tensor& x,
-                       const Tensor& branch, Arena& arena, Stream& stream) {
+void attention_forward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& s,
+                       const Tensor& x, const Tensor& branch, Arena& arena, Stream& stream) {
   const ModelConfig& m = ctx.model;
   const ParamStore& params = ctx.params;
   const BlockParams& p = block.params;

@@ -4,12 +4,16 @@ namespace olmo {
 
 namespace {
 
-Tensor like(const Tensor& t, Arena& arena) { return arena.allocate(t.dtype, {t.rows(), t.cols()}); }
+Tensor like(const Tensor& t, Arena& arena) {
+  return arena.allocate(t.dtype, {t.rows(), t.cols()});
+}
 
-float eps_of(const BlockContext& ctx) { return static_cast<float>(ctx.model.norm_eps); }
+float eps_of(const BlockContext& ctx) {
+  return static_cast<float>(ctx.model.norm_eps);
+}
 
-// One residual segment's norms and branch. `norm_out`/`norm_rstd` keep the pre norm's result; without a pre norm the branch
-// reads x itself.
+// One residual segment's norms and branch. `norm_out`/`norm_rstd` keep the pre norm's result; without a pre norm the
+// branch reads x itself.
 Tensor pre_norm(const BlockContext& ctx, int64_t weight, const Tensor& x, Tensor& norm_out, Tensor& rstd, Arena& arena,
                 Stream& stream) {
   if (weight < 0) return x;
@@ -20,8 +24,8 @@ Tensor pre_norm(const BlockContext& ctx, int64_t weight, const Tensor& x, Tensor
 }
 
 // y = x + post(branch).
-void post_norm(const BlockContext& ctx, int64_t weight, const Tensor& x, const Tensor& branch, Tensor& rstd, const Tensor& y,
-               Arena& arena, Stream& stream) {
+void post_norm(const BlockContext& ctx, int64_t weight, const Tensor& x, const Tensor& branch, Tensor& rstd,
+               const Tensor& y, Arena& arena, Stream& stream) {
   if (weight < 0) {
     ops::add({x, branch, y}, stream);
     return;
@@ -36,13 +40,14 @@ Tensor post_norm_backward(const BlockContext& ctx, int64_t weight, const Tensor&
   if (weight < 0) return grad;
   const Tensor dbranch = like(grad, arena);
   const ParamStore::GradTarget dw = ctx.params.gradient(weight);
-  ops::rms_norm_backward({grad, branch, ctx.params[weight].value, rstd, dbranch, dw.tensor, false, dw.accumulate}, stream);
+  ops::rms_norm_backward({grad, branch, ctx.params[weight].value, rstd, dbranch, dw.tensor, false, dw.accumulate},
+                         stream);
   return dbranch;
 }
 
 // Adds the branch input's gradient, taken back through the pre norm, to the residual stream's.
-void pre_norm_backward(const BlockContext& ctx, int64_t weight, const Tensor& dinput, const Tensor& x, const Tensor& rstd,
-                       const Tensor& grad, Stream& stream) {
+void pre_norm_backward(const BlockContext& ctx, int64_t weight, const Tensor& dinput, const Tensor& x,
+                       const Tensor& rstd, const Tensor& grad, Stream& stream) {
   if (weight < 0) {
     ops::add({grad, dinput, grad}, stream);
     return;
@@ -53,8 +58,8 @@ void pre_norm_backward(const BlockContext& ctx, int64_t weight, const Tensor& di
 
 }  // namespace
 
-void block_forward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& s, const Tensor& y,
-                   Arena& arena, Stream& stream) {
+void block_forward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& s,
+                   const Tensor& y, Arena& arena, Stream& stream) {
   const BlockParams& p = block.params;
   ctx.params.acquire(p.unit, Phase::forward, stream);
 
@@ -72,8 +77,8 @@ void block_forward(const BlockContext& ctx, const BlockSpec& block, const MicroB
   ctx.params.release(p.unit, Phase::forward, stream);
 }
 
-void block_backward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& s, const Tensor& grad,
-                    Arena& arena, Stream& stream) {
+void block_backward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& s,
+                    const Tensor& grad, Arena& arena, Stream& stream) {
   const BlockParams& p = block.params;
   ctx.params.acquire(p.unit, Phase::backward, stream);
   {

@@ -1,5 +1,5 @@
-// The feed-forward segment: the shared expert (which is all there is in a dense block) and the routed experts, in the five
-// calls that every expert path has: route, dispatch, experts, combine, finish.
+// The feed-forward segment: the shared expert (which is all there is in a dense block) and the routed experts, in the
+// five calls that every expert path has: route, dispatch, experts, combine, finish.
 #include "core/model/block.h"
 
 namespace olmo {
@@ -12,9 +12,12 @@ ops::Gating gating_of(const MoeConfig& moe) {
 
 ops::Routing routing_of(const MoeConfig& moe) {
   switch (moe.routing) {
-    case RoutingKind::learned: return ops::Routing::learned;
-    case RoutingKind::random: return ops::Routing::random;
-    case RoutingKind::uniform: return ops::Routing::uniform;
+    case RoutingKind::learned:
+      return ops::Routing::learned;
+    case RoutingKind::random:
+      return ops::Routing::random;
+    case RoutingKind::uniform:
+      return ops::Routing::uniform;
   }
   return ops::Routing::learned;
 }
@@ -59,9 +62,10 @@ void route(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb
   args.restore_scale = moe.restore_scale;
   ops::router_forward(args, stream);
   if (ctx.sums.aux.defined()) {
-    ops::router_loss({s.random_scores.defined() ? s.random_scores : s.scores, s.lse_router, s.indices, s.counts,
-                      ctx.sums.expert_load[block.moe_index], ctx.sums.aux[block.moe_index], args.gating, mb.inv_divisor},
-                     stream);
+    ops::router_loss(
+        {s.random_scores.defined() ? s.random_scores : s.scores, s.lse_router, s.indices, s.counts,
+         ctx.sums.expert_load[block.moe_index], ctx.sums.aux[block.moe_index], args.gating, mb.inv_divisor},
+        stream);
   }
   ops::route_map({s.indices, s.offsets, s.row_of_route, s.route_of_row}, stream);
 }

@@ -97,13 +97,16 @@ BlockContext Model::context(const StepSums& sums, KvCache* cache) {
   return BlockContext{config_, params_, cos_sin_, score_bias_, sums, cache};
 }
 
-const Tensor& Model::head_weight() const { return params_[head_ >= 0 ? head_ : embedding_].value; }
+const Tensor& Model::head_weight() const {
+  return params_[head_ >= 0 ? head_ : embedding_].value;
+}
 
 void Model::embed(const MicroBatch& mb, const Tensor& x, Tensor& scaled, Tensor& rstd, Arena& arena, Stream& stream) {
   params_.acquire(0, Phase::forward, stream);
   const bool norm = embedding_norm_ >= 0;
   scaled = norm ? arena.allocate(DType::f32, {mb.tokens(), config_.d_model}) : x;
-  ops::embedding_forward({mb.ids, params_[embedding_].value, scaled, static_cast<float>(embedding_scale(config_))}, stream);
+  ops::embedding_forward({mb.ids, params_[embedding_].value, scaled, static_cast<float>(embedding_scale(config_))},
+                         stream);
   if (norm) {
     rstd = arena.allocate(DType::f32, {mb.tokens()});
     ops::rms_norm_forward({scaled, params_[embedding_norm_].value, {}, x, rstd, static_cast<float>(config_.norm_eps)},
@@ -117,8 +120,8 @@ void Model::embed_backward(const MicroBatch& mb, const Tensor& grad, const Tenso
   params_.acquire(0, Phase::backward, stream);
   if (embedding_norm_ >= 0) {
     const ParamStore::GradTarget dw = params_.gradient(embedding_norm_);
-    ops::rms_norm_backward(
-        {grad, scaled, params_[embedding_norm_].value, rstd, grad, dw.tensor, false, dw.accumulate}, stream);
+    ops::rms_norm_backward({grad, scaled, params_[embedding_norm_].value, rstd, grad, dw.tensor, false, dw.accumulate},
+                           stream);
   }
   const ParamStore::GradTarget dtable = params_.gradient(embedding_);
   ops::embedding_backward(
@@ -213,7 +216,8 @@ void Model::evaluate(const MicroBatch& mb, const Tensor& losses, Arena& arena, S
   ops::head_loss(loss, stream);
 }
 
-void Model::logits(const MicroBatch& mb, int64_t last, const Tensor& out, KvCache* cache, Arena& arena, Stream& stream) {
+void Model::logits(const MicroBatch& mb, int64_t last, const Tensor& out, KvCache* cache, Arena& arena,
+                   Stream& stream) {
   Arena::Scope scope(arena);
   const int64_t n = mb.tokens();
   const Tensor a = arena.allocate(DType::f32, {n, config_.d_model});

@@ -28,8 +28,8 @@ class Model {
   // (seed, name, element index); score biases 0. docs/random.md
   void initialise(uint64_t seed, Stream& stream);
 
-  // Loss and gradients of one micro-batch, added to the store and to `sums`. Activations live in `arena` inside a scope.
-  // The objective is ((sum CE + z_loss * sum lse^2) * inv_divisor + weighted auxiliary losses).
+  // Loss and gradients of one micro-batch, added to the store and to `sums`. Activations live in `arena` inside a
+  // scope. The objective is ((sum CE + z_loss * sum lse^2) * inv_divisor + weighted auxiliary losses).
   void forward_backward(const MicroBatch& mb, double z_loss, const StepSums& sums, Arena& arena, Stream& stream);
 
   // Sums of CE and squared log-normalisers of one micro-batch, added to `losses` f64 [2]; no gradients.
@@ -39,18 +39,20 @@ class Model {
   // tokens continue it; its length is advanced.
   void logits(const MicroBatch& mb, int64_t last, const Tensor& out, KvCache* cache, Arena& arena, Stream& stream);
 
-  // Experts that the MoE block `index` chose in the latest forward_backward: i32 [N, top_k]. Valid until the arena is used
-  // again.
+  // Experts that the MoE block `index` chose in the latest forward_backward: i32 [N, top_k]. Valid until the arena is
+  // used again.
   Tensor routing(int64_t index) const;
 
  private:
   BlockContext context(const StepSums& sums, KvCache* cache);
   void embed(const MicroBatch& mb, const Tensor& x, Tensor& scaled, Tensor& rstd, Arena& arena, Stream& stream);
-  void embed_backward(const MicroBatch& mb, const Tensor& grad, const Tensor& scaled, const Tensor& rstd, Stream& stream);
-  void head(const MicroBatch& mb, const Tensor& x, double z_loss, const StepSums& sums, const Tensor& grad, Arena& arena,
-            Stream& stream);
+  void embed_backward(const MicroBatch& mb, const Tensor& grad, const Tensor& scaled, const Tensor& rstd,
+                      Stream& stream);
+  void head(const MicroBatch& mb, const Tensor& x, double z_loss, const StepSums& sums, const Tensor& grad,
+            Arena& arena, Stream& stream);
   // Runs embedding and blocks keeping nothing; returns the last block's output, which is `a` or `b`.
-  Tensor forward_only(const MicroBatch& mb, const Tensor& a, const Tensor& b, KvCache* cache, Arena& arena, Stream& stream);
+  Tensor forward_only(const MicroBatch& mb, const Tensor& a, const Tensor& b, KvCache* cache, Arena& arena,
+                      Stream& stream);
   const Tensor& head_weight() const;
 
   ModelConfig config_;

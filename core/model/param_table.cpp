@@ -8,14 +8,22 @@ namespace olmo {
 
 const char* name_of(ParamKind kind) {
   switch (kind) {
-    case ParamKind::embedding: return "embedding";
-    case ParamKind::norm: return "norms";
-    case ParamKind::attention: return "attention";
-    case ParamKind::dense: return "dense MLP";
-    case ParamKind::router: return "router";
-    case ParamKind::routed: return "routed experts";
-    case ParamKind::shared: return "shared expert";
-    case ParamKind::head: return "head";
+    case ParamKind::embedding:
+      return "embedding";
+    case ParamKind::norm:
+      return "norms";
+    case ParamKind::attention:
+      return "attention";
+    case ParamKind::dense:
+      return "dense MLP";
+    case ParamKind::router:
+      return "router";
+    case ParamKind::routed:
+      return "routed experts";
+    case ParamKind::shared:
+      return "shared expert";
+    case ParamKind::head:
+      return "head";
   }
   return "?";
 }

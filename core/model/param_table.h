@@ -1,4 +1,5 @@
-// The parameter table: every weight of a model with its name, shape and place, in the reference's names and orientations.
+// The parameter table: every weight of a model with its name, shape and place, in the reference's names and
+// orientations.
 #pragma once
 
 #include <cstdint>
@@ -37,11 +38,12 @@ struct ParamCounts {
 };
 ParamCounts count_parameters(const ModelConfig& model);
 
-// Forward and backward FLOPs of one token by the reference's formula (6 per used parameter of a matrix, causal attention;
-// embedding lookup and block norms not counted).
+// Forward and backward FLOPs of one token by the reference's formula (6 per used parameter of a matrix, causal
+// attention; embedding lookup and block norms not counted).
 double flops_per_token(const ModelConfig& model, int64_t sequence_length);
 
-// Keys that a query of layer `layer` sees, its own included; 0 = all before it. Pattern and full ends as in WindowConfig.
+// Keys that a query of layer `layer` sees, its own included; 0 = all before it. Pattern and full ends as in
+// WindowConfig.
 int64_t attention_window(const ModelConfig& model, int64_t layer);
 
 // Factor of the embedding: embed_scale, or sqrt(d_model) when that is 0.

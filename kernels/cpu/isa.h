@@ -22,8 +22,8 @@ Function* choose(Function* baseline, Function* avx2, Function* avx512) {
 
 }  // namespace olmo::cpu
 
-// The files of vec/ see only their own declaration: a table of pointers filled there would run at start-up in code that was
-// compiled for an instruction set the machine may not have.
+// The files of vec/ see only their own declaration: a table of pointers filled there would run at start-up in code that
+// was compiled for an instruction set the machine may not have.
 #ifdef OLMO_VEC
 #define OLMO_VEC_FUNCTION(result, name, parameters) \
   namespace OLMO_VEC {                              \

@@ -27,8 +27,8 @@ void GemmArgs::check() const {
   const int64_t k = trans_a ? a.rows() : a.cols();
   const int64_t b_k = trans_b ? b.cols() : b.rows();
   const int64_t n = trans_b ? b.rows() : b.cols();
-  require(k == b_k && c.is({m, n}), "gemm", "a {}{} . b {}{} does not give c {}", a, trans_a ? "^T" : "",
-          b, trans_b ? "^T" : "", c);
+  require(k == b_k && c.is({m, n}), "gemm", "a {}{} . b {}{} does not give c {}", a, trans_a ? "^T" : "", b,
+          trans_b ? "^T" : "", c);
 }
 
 Cost GemmArgs::cost() const {
@@ -50,8 +50,8 @@ void GroupedGemmArgs::check() const {
   require_f32("grouped_gemm", "y", y, 2);
   const int64_t k = w.shape[trans_w ? 2 : 1];
   const int64_t n = w.shape[trans_w ? 1 : 2];
-  require(x.cols() == k && y.is({x.rows(), n}), "grouped_gemm", "x {} . w {}{} does not give y {}", x,
-          w, trans_w ? "^T" : "", y);
+  require(x.cols() == k && y.is({x.rows(), n}), "grouped_gemm", "x {} . w {}{} does not give y {}", x, w,
+          trans_w ? "^T" : "", y);
   require_offsets("grouped_gemm", offsets, w.shape[0]);
 }
 

@@ -19,7 +19,8 @@ Schedule make(Schedule::Kind kind, int64_t warmup, int64_t decay, int64_t total,
 }  // namespace
 
 TEST_CASE("warm-up is linear from the first step and meets the peak") {
-  for (const Schedule::Kind kind : {Schedule::Kind::wsd, Schedule::Kind::cosine, Schedule::Kind::linear, Schedule::Kind::constant}) {
+  for (const Schedule::Kind kind :
+       {Schedule::Kind::wsd, Schedule::Kind::cosine, Schedule::Kind::linear, Schedule::Kind::constant}) {
     const Schedule s = make(kind, 10, 20, 100);
     CHECK(s.scale_at(1) == Approx(0.1));
     CHECK(s.scale_at(5) == Approx(0.5));
@@ -44,7 +45,8 @@ TEST_CASE("cosine and linear reach half way in the middle and the floor at the e
 }
 
 TEST_CASE("degenerate lengths stay finite and monotone after warm-up") {
-  for (const Schedule::Kind kind : {Schedule::Kind::wsd, Schedule::Kind::cosine, Schedule::Kind::linear, Schedule::Kind::constant}) {
+  for (const Schedule::Kind kind :
+       {Schedule::Kind::wsd, Schedule::Kind::cosine, Schedule::Kind::linear, Schedule::Kind::constant}) {
     for (const int64_t warmup : {0, 1, 5, 9}) {
       for (const int64_t decay : {0, 1, 5, 50}) {
         for (const int64_t total : {1, 5}) {
