@@ -1,9 +1,13 @@
 // The program: registers the subcommands, runs the one that was asked for and turns errors into one line and an exit
 // code. 0 done; 1 failure; 2 something the user can put right; 75 stopped on request after saving.
+#include <fcntl.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <csignal>
+#include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <iostream>
 
 #include "cmd/commands.h"
@@ -73,7 +77,24 @@ void log_to_stderr() {
   spdlog::set_pattern("olmotrain: %v");
 }
 
+// A standard stream that was closed would lend its number to the next file opened, and what is printed would end up in
+// that file. Opened for reading only, writing to it still fails.
+void keep_standard_streams() {
+  for (int stream = 0; stream <= 2; ++stream) {
+    if (fcntl(stream, F_GETFD) < 0 && open("/dev/null", O_RDONLY) != stream) std::_Exit(kFailure);
+  }
+}
+
+// What the system says of a path, as one line: most of it is for the user to put right.
+int report(const std::filesystem::filesystem_error& error) {
+  const std::error_code code = error.code();
+  print_error(fmt::format("{}: {}", error.path1().string(), code.message()));
+  return code == std::errc::io_error || code == std::errc::no_space_on_device ? kFailure : kUserError;
+}
+
 int run(int argc, char** argv) {
+  keep_standard_streams();
+  std::signal(SIGXFSZ, SIG_IGN);  // a file past the size limit is a write that fails
   log_to_stderr();
   CLI::App app("Trains mixture-of-experts language models.", "olmotrain");
   add_commands(app);
@@ -90,7 +111,8 @@ int run(int argc, char** argv) {
     return kUserError;
   }
   std::cout.flush();
-  if (!std::cout) throw RunError("standard output could not be written to; is the disk full?");
+  if (!std::cout || std::ferror(stdout) != 0)
+    throw RunError("standard output could not be written to; is the disk full?");
   return exit_code();
 }
 
@@ -103,6 +125,8 @@ int main(int argc, char** argv) {
   } catch (const olmo::UserError& error) {
     olmo::print_error(error.what());
     return olmo::kUserError;
+  } catch (const std::filesystem::filesystem_error& error) {
+    return olmo::report(error);
   } catch (const std::exception& error) {
     olmo::print_error(error.what());
     return olmo::kFailure;

@@ -144,13 +144,12 @@ void Run::start() {
   metrics_ = std::make_unique<MetricsWriter>(config_.run.folder, record_.step);
   progress_ = std::make_unique<Progress>(first_step_, last_step_,
                                          flops_per_token(config_.model, config_.data.sequence_length), peak_flops_);
-  fmt::print("{}", startup_table(config_, *step_));
-  fmt::print("data                  {} tokens, {} sequences of {}; {} steps of {} tokens{}\n",
-             with_commas(loader_->tokens()), with_commas(loader_->instances()), config_.data.sequence_length,
-             with_commas(last_step_), with_commas(config_.batch.rows * config_.data.sequence_length),
-             checkpoint.empty() ? "" : fmt::format("; resuming after step {} from {}", record_.step, checkpoint));
-  fmt::print("GEMM peak             {:.0f} GFLOP/s (MFU is relative to it)\n", peak_flops_ / 1e9);
-  std::fflush(stdout);
+  say("{}", startup_table(config_, *step_));
+  say("data                  {} tokens, {} sequences of {}; {} steps of {} tokens{}\n", with_commas(loader_->tokens()),
+      with_commas(loader_->instances()), config_.data.sequence_length, with_commas(last_step_),
+      with_commas(config_.batch.rows * config_.data.sequence_length),
+      checkpoint.empty() ? "" : fmt::format("; resuming after step {} from {}", record_.step, checkpoint));
+  say("GEMM peak             {:.0f} GFLOP/s (MFU is relative to it)\n", peak_flops_ / 1e9);
 }
 
 void Run::resume(const std::string& checkpoint) {
@@ -162,7 +161,7 @@ void Run::resume(const std::string& checkpoint) {
   }
   const RunConfig before = parse_config(checkpoint_config(checkpoint), checkpoint + "/config.yaml", {});
   for (const std::string& change : config_differences(before, config_)) {
-    fmt::print("changed since {}: {}\n", checkpoint, change);
+    say("changed since {}: {}\n", checkpoint, change);
   }
   load_checkpoint(checkpoint, state_tensors(*step_));
   step_->optimizer().set_updates(record_.updates);
@@ -176,7 +175,7 @@ void Run::evaluate(MetricsLine& line) {
   for (const auto& [name, r] : evaluated_) {
     line.add("eval/" + name + "/CE loss", r.ce);
     line.add("eval/" + name + "/PPL", std::exp(r.ce));
-    fmt::print("step {}  eval {}: CE loss {:.4f} over {} labels\n", record_.step, name, r.ce, with_commas(r.labels));
+    say("step {}  eval {}: CE loss {:.4f} over {} labels\n", record_.step, name, r.ce, with_commas(r.labels));
   }
 }
 
@@ -248,8 +247,8 @@ std::string Run::summary(TrainEnd end) const {
 TrainEnd Run::train() {
   start();
   if (record_.step >= last_step_) {
-    fmt::print("nothing to do: {} holds all {} steps of this run; raise run.steps or run.epochs to go on\n",
-               config_.run.folder, last_step_);
+    say("nothing to do: {} holds all {} steps of this run; raise run.steps or run.epochs to go on\n",
+        config_.run.folder, last_step_);
     return TrainEnd::done;
   }
   step_ended_ = Clock::now();
@@ -267,7 +266,7 @@ TrainEnd Run::train() {
   peak_flops_ = std::max(peak_flops_, gemm_peak(device_.threads));
   const std::string text = summary(end);
   write_file(config_.run.folder + "/summary.txt", text);
-  fmt::print("{}", text);
+  say("{}", text);
   return end;
 }
 
@@ -287,16 +286,15 @@ void dry_run(const RunConfig& config) {
   check_sets(config, tokenizer);
   SingleRank rank;
   TrainStep step(config, device, rank, true);
-  fmt::print("{}{:<56}{:>18}{:>10}{:>8}\n", startup_table(config, step), "parameter", "shape", "lr x", "decay");
+  say("{}{:<56}{:>18}{:>10}{:>8}\n", startup_table(config, step), "parameter", "shape", "lr x", "decay");
   for (size_t i = 0; i < step.params().params().size(); ++i) {
     const ParamShape& p = step.params().params()[i].info;
     const Optimizer::Rule& rule = step.optimizer().rules()[i];
     std::string shape;
     for (int64_t n : p.shape) shape += (shape.empty() ? "" : " x ") + std::to_string(n);
-    fmt::print("{:<56}{:>18}{:>10g}{:>8g}\n", p.name, shape, rule.lr_scale, rule.weight_decay);
+    say("{:<56}{:>18}{:>10g}{:>8g}\n", p.name, shape, rule.lr_scale, rule.weight_decay);
   }
-  fmt::print("{} steps over {} sequences: nothing was trained\n", total_steps(config, loader.instances()),
-             loader.instances());
+  say("{} steps over {} sequences: nothing was trained\n", total_steps(config, loader.instances()), loader.instances());
 }
 
 }  // namespace olmo

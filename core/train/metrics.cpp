@@ -96,6 +96,7 @@ MetricsWriter::MetricsWriter(const std::string& folder, int64_t resumed_step) : 
   if (old) {
     const std::string temporary = path_ + ".tmp";
     std::ofstream kept(temporary, std::ios::trunc);
+    if (!kept) throw RunError("cannot write {}: {}", temporary, std::strerror(errno));
     for (std::string text; std::getline(old, text);) {
       const nlohmann::json line = nlohmann::json::parse(text, nullptr, false);
       if (line.is_object() && line.value("step", resumed_step + 1) <= resumed_step) kept << text << '\n';

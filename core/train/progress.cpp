@@ -119,13 +119,12 @@ void Progress::update(const StepResult& r, double seconds) {
   const size_t columns = terminal_ ? terminal_columns() : 0;
   if (columns > 0 && line.size() >= columns) line.resize(columns - 1);
   // On a terminal: back to the start of the line, and erase what a longer line left behind it.
-  fmt::print("{}{}{}", terminal_ ? "\r" : "", line, terminal_ ? "\x1b[K" : "\n");
-  std::fflush(stdout);
+  say("{}{}{}", terminal_ ? "\r" : "", line, terminal_ ? "\x1b[K" : "\n");
   line_open_ = terminal_;
 }
 
 void Progress::finish_line() {
-  if (line_open_) fmt::print("\n");
+  if (line_open_) say("\n");
   line_open_ = false;
 }
 

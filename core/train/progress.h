@@ -1,8 +1,12 @@
 // What a person sees of a run: the start-up table and the progress line.
 #pragma once
 
+#include <spdlog/fmt/fmt.h>
+
 #include <cstdint>
+#include <cstdio>
 #include <string>
+#include <utility>
 
 #include "core/train/step.h"
 
@@ -12,6 +16,15 @@ namespace olmo {
 std::string with_commas(int64_t value);
 std::string human_bytes(int64_t bytes);
 std::string human_time(double seconds);
+
+// Prints to standard output. A run outlives whoever reads it: a write that fails is passed over here and becomes the
+// exit status at the end.
+template <class... T>
+void say(fmt::format_string<T...> format, T&&... values) {
+  const std::string text = fmt::format(format, std::forward<T>(values)...);
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
 
 // Parameters by kind (total and active), memory by arena, optimizer groups.
 std::string startup_table(const RunConfig& config, TrainStep& step);

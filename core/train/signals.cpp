@@ -41,6 +41,7 @@ void watch_stop_signals() {
   sigemptyset(&signals);
   for (int number : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&signals, number);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
   std::thread(take_signals, signals).detach();
 }
 
