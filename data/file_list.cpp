@@ -27,7 +27,10 @@ std::vector<std::string> expand_globs(const std::vector<std::string>& patterns, 
   std::vector<std::string> paths;
   for (const std::string& pattern : patterns) {
     if (is_remote(pattern)) throw UserError("{}: {} is remote; copy the data to a local disk first", key, pattern);
-    if (std::filesystem::exists(pattern) || pattern.find_first_of("*?[") == std::string::npos) {
+    std::error_code error;
+    const bool exists = std::filesystem::exists(pattern, error);
+    if (error) throw UserError("{}: {}: {}", key, pattern, error.message());
+    if (exists || pattern.find_first_of("*?[") == std::string::npos) {
       paths.push_back(pattern);
       continue;
     }

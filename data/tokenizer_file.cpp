@@ -1,6 +1,7 @@
 // Reading tokenizer.json. Fields that would change an id or a byte and are not implemented are refused by name.
 #include "data/tokenizer_file.h"
 
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -260,8 +261,10 @@ TokenizerParts parse_tokenizer(std::string_view text, const std::string& path) {
 
 TokenizerParts read_tokenizer_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  if (!in.is_open() || in.bad() || text.empty()) {
+  std::error_code ignored;
+  std::string text;
+  if (in && !std::filesystem::is_directory(path, ignored)) text.assign(std::istreambuf_iterator<char>(in), {});
+  if (in.bad() || text.empty()) {
     throw UserError("tokenizer {}: cannot be read or is empty; give a tokenizer.json or \"byte\"", path);
   }
   return parse_tokenizer(text, path);

@@ -55,7 +55,7 @@ std::vector<CheckpointInfo> step_folders(const std::string& run_folder) {
   std::error_code error;
   fs::directory_iterator entry(run_folder, error);
   if (error && error != std::errc::no_such_file_or_directory) {
-    throw RunError("cannot read the run folder {}: {}", run_folder, error.message());
+    throw UserError("cannot read the run folder {}: {}", run_folder, error.message());
   }
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
     const std::string name = entry->path().filename().string();

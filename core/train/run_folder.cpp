@@ -15,7 +15,9 @@ namespace olmo {
 
 void check_folder(const std::string& folder) {
   std::filesystem::path path = std::filesystem::absolute(folder);
-  while (!std::filesystem::exists(path) && path.has_relative_path()) path = path.parent_path();
+  std::error_code error;
+  while (!std::filesystem::exists(path, error) && !error && path.has_relative_path()) path = path.parent_path();
+  if (error) throw UserError("run.folder {}: {}; give another run.folder", folder, error.message());
   if (!std::filesystem::is_directory(path)) {
     throw UserError("run.folder is {}, but {} is not a folder; give another run.folder", folder, path.string());
   }

@@ -193,6 +193,7 @@ TEST_CASE("unreadable tokenizer files are refused", "[tokenizer]") {
     return message_of<UserError>([&] { Tokenizer::load(folder.write("t.json", text)); });
   };
   CHECK(contains(message_of<UserError>([&] { Tokenizer::load(folder.path("none.json")); }), "none.json"));
+  CHECK(contains(message_of<UserError>([&] { Tokenizer::load(folder.path("")); }), "cannot be read"));
   CHECK(contains(text_refusal(""), "empty"));
   CHECK(contains(text_refusal("{\"model\": "), "not valid JSON"));
   CHECK(contains(text_refusal("[]"), "not a tokenizer.json"));

@@ -125,6 +125,19 @@ TEST_CASE("a folder that cannot be written") {
   expect_error(run_to_end(run.train({"run.folder=" + run.file("occupied") + "/inside"})), 2, {"occupied/inside"});
 }
 
+TEST_CASE("paths that the system does not follow") {
+  const TinyRun run;
+  fs::create_symlink("loop", run.file("loop"));
+  const std::string loop = run.file("loop"), reason = "Too many levels of symbolic links";
+  expect_refusal(run, {"data.train=[" + loop + "]"}, {loop, reason});
+  expect_error(run_to_end(run.train({"run.folder=" + loop})), 2, {"run.folder", loop, reason});
+  expect_error(run_to_end(run.train({"run.folder=" + run.file(std::string(300, 'x'))})), 2, {"File name too long"});
+  for (const char* command : {"list", "inspect", "verify"}) {
+    expect_error(run_to_end({"checkpoint", command, loop}), 2, {loop, reason});
+  }
+  expect_error(run_to_end({"generate", run.file("train.npy"), "--prompt", "a"}), 2, {"train.npy", "Not a directory"});
+}
+
 TEST_CASE("a launcher that started several processes") {
   const TinyRun run;
   expect_refusal(run, {}, {"SLURM_NTASKS", "4"}, quick({{"SLURM_NTASKS", "4"}}));
