@@ -1,9 +1,11 @@
 // `olmotrain generate`
+#include <cmath>
 #include <iostream>
 #include <iterator>
 
 #include "cmd/commands.h"
 #include "core/train/generate.h"
+#include "kernels/error.h"
 
 namespace olmo {
 
@@ -20,7 +22,7 @@ void add_generate_command(CLI::App& app) {
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
   command->add_option("--top-k", s.top_k, "Draw among the k likeliest tokens, 0 = all")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
       ->capture_default_str();
   command->add_option("--top-p", s.top_p, "Draw among the fewest tokens that reach this probability")
       ->check(CLI::Range(0.0, 1.0))
@@ -35,6 +37,10 @@ void add_generate_command(CLI::App& app) {
       "  echo 'And it came to pass' | olmotrain generate runs/smoke --temperature 0.8 --top-p 0.9");
   CLI::Option* prompt = command->get_option("--prompt");
   command->callback([=] {
+    if (std::isnan(request->sampling.temperature) || std::isnan(request->sampling.top_p)) {
+      throw UserError("--temperature {}, --top-p {}: allowed: numbers 0 to 100 and 0 to 1",
+                      request->sampling.temperature, request->sampling.top_p);
+    }
     if (prompt->count() == 0) {
       request->prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
       while (!request->prompt.empty() && request->prompt.back() == '\n') request->prompt.pop_back();

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "data/token_writer.h"
@@ -15,6 +16,8 @@
 
 namespace olmo {
 namespace {
+
+constexpr int kMaxThreads = 4096;
 
 constexpr size_t kGroupBytes = 1 << 20;
 
@@ -33,7 +36,12 @@ class Encoders {
  public:
   Encoders(const Tokenizer& tokenizer, const TokenizeSettings& settings, int32_t eos)
       : tokenizer_(tokenizer), settings_(settings), eos_(eos) {
-    for (int i = 0; i < settings.threads; ++i) threads_.emplace_back([this] { work(); });
+    // Where the system gives fewer threads, those do it.
+    try {
+      for (int i = 0; i < settings.threads; ++i) threads_.emplace_back([this] { work(); });
+    } catch (const std::system_error& error) {
+      if (threads_.empty()) throw RunError("data tokenize: no thread can be started: {}", error.code().message());
+    }
   }
   ~Encoders() {
     {
@@ -116,7 +124,9 @@ int32_t check(const Tokenizer& tokenizer, const TokenizeSettings& s, TokenType t
   }
   if (s.eval_tokens < 0 || s.align < 1) throw UserError("data tokenize: counts of tokens must be positive");
   if (s.eval_output == s.output) throw UserError("data tokenize: --output and --eval-output are the same file");
-  if (s.threads < 1) throw UserError("data tokenize: {} threads; at least 1 is needed", s.threads);
+  if (s.threads < 1 || s.threads > kMaxThreads) {
+    throw UserError("data tokenize: --threads {}; allowed: 1 to {}, or 0 for one per core", s.threads, kMaxThreads);
+  }
   for (const std::string& input : s.text.inputs) {
     for (const std::string& output : {s.output, s.eval_output}) {
       std::error_code error;

@@ -40,7 +40,7 @@ std::map<std::string, EvalResult> evaluate_sets(const RunConfig& config, TrainSt
 
 void evaluate_checkpoint(const RunConfig& config, const std::string& checkpoint, bool json) {
   if (config.data.eval.empty()) {
-    throw UserError("data.eval names no evaluation set; add one, as in `--set data.eval={{held-out: [file.npy]}}`");
+    throw UserError("data.eval names no evaluation set; add one, as in `--set 'data.eval={held-out: [file.npy]}'`");
   }
   const Device device = open_device(config);
   const std::optional<Tokenizer> tokenizer = open_tokenizer(config);

@@ -83,6 +83,8 @@ TEST_CASE("wrong command lines are one line and exit 2") {
   expect_error({"config", "--schema", "--docs"}, 2, {"--schema", "--docs"});
   expect_error({"config", "--set"}, 2, {"--set"});
   expect_error({"config", kSmoke, "another.yaml"}, 2, {"another.yaml"});
+  expect_error({"generate", "none", "--prompt", "a", "--temperature", "nan"}, 2, {"--temperature", "0 to 100"});
+  expect_error({"generate", "none", "--prompt", "a", "--top-k", "-1"}, 2, {"--top-k", "0 to 2147483648"});
   expect_error({"config", "no\nsuch"}, 2, {"no such"});
 }
 

@@ -190,6 +190,15 @@ TEST_CASE("the output is the same for any number of threads", "[tokenize]") {
   }
 }
 
+TEST_CASE("impossible numbers of threads are refused", "[tokenize]") {
+  const ScratchFolder folder;
+  Job job(folder, {folder.write("t.txt", "text")});
+  for (const int threads : {-1, 4097, 100000}) {
+    job.settings.threads = threads;
+    CHECK(contains(job.refusal(), "--threads " + std::to_string(threads) + "; allowed: 1 to 4096"));
+  }
+}
+
 TEST_CASE("the evaluation file takes the last tokens", "[tokenize]") {
   const ScratchFolder folder;
   const std::string input = folder.write("t.txt", prose(1000));
