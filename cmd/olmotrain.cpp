@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
@@ -92,8 +93,17 @@ int report(const std::filesystem::filesystem_error& error) {
   return code == std::errc::io_error || code == std::errc::no_space_on_device ? kFailure : kUserError;
 }
 
+// Token files and checkpoints are mapped: touching a page that the file no longer has is this signal.
+void on_bus_error(int) {
+  constexpr char kText[] =
+      "olmotrain: a file was cut short or its disk failed while it was being read; checkpoints are as they were\n";
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kText, sizeof kText - 1);
+  _exit(kFailure);
+}
+
 int run(int argc, char** argv) {
   keep_standard_streams();
+  std::signal(SIGBUS, on_bus_error);
   std::signal(SIGXFSZ, SIG_IGN);  // a file past the size limit is a write that fails
   log_to_stderr();
   CLI::App app("Trains mixture-of-experts language models.", "olmotrain");

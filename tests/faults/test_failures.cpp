@@ -120,6 +120,18 @@ TEST_CASE("a named checkpoint is where a run goes on from") {
   CHECK(metrics(run.run()).front().at("step") == 9);
 }
 
+TEST_CASE("a token file that is cut short under a run ends it with one line, and loses no checkpoint") {
+  const TinyRun run;
+  Process process(run.train({"run.steps=1000000", "eval.every=0"}), quick());
+  REQUIRE(wait_until([&] { return fs::exists(run.run("step000004/manifest.json")); }, 30));
+  fs::resize_file(run.file("train.npy"), 0);
+  Outcome outcome;
+  outcome.exit_code = process.wait();
+  outcome.err = process.err();
+  expect_error(outcome, 1, {"cut short"});
+  olmo::verify_checkpoint(run.run("step000004"));
+}
+
 TEST_CASE("a full disk while saving loses nothing") {
   const TinyRun straight, run;
   expect_success(run_to_end(straight.train({"run.steps=12"})));
