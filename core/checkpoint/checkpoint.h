@@ -65,16 +65,6 @@ std::string choose_checkpoint(const std::string& run_folder, const std::string& 
 // mismatching tensor.
 TrainerState load_checkpoint(const std::string& path, const std::vector<StateTensor>& tensors);
 
-// The manifest of one checkpoint as (tensor, shape, dtype, file), for `checkpoint inspect` and for readers that want
-// some tensors only (evaluation): names, shapes.
-struct CheckpointTensor {
-  std::string name;
-  std::vector<int64_t> shape;
-  std::string dtype;
-  std::string file;
-};
-std::vector<CheckpointTensor> checkpoint_tensors(const std::string& path);
-
 // Reads only the tensors asked for (parameters without moments, for evaluation and generation).
 void load_tensors(const std::string& path, const std::vector<StateTensor>& tensors);
 

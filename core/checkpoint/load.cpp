@@ -214,14 +214,6 @@ void load_tensors(const std::string& path, const std::vector<StateTensor>& tenso
   read_tensors(path, manifest, tensors);
 }
 
-std::vector<CheckpointTensor> checkpoint_tensors(const std::string& path) {
-  std::vector<CheckpointTensor> tensors;
-  for (const auto& [name, tensor] : read_manifest(path).tensors) {
-    tensors.push_back({name, tensor.shape, tensor.dtype, tensor.file});
-  }
-  return tensors;
-}
-
 TrainerState checkpoint_state(const std::string& path) {
   return parse_trainer(read_checked(path, read_manifest(path), kTrainerName), path + "/" + kTrainerName);
 }
