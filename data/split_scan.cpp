@@ -55,7 +55,8 @@ int64_t contraction(const char* p, const char* end, bool fold) {
   return (b == 'e' && (a == 'r' || a == 'v')) || (a == 'l' && b == 'l') ? 3 : 0;
 }
 
-class Gpt2Splitter : public Splitter {
+// Cuts a text piece by piece; a rule says where the piece that starts at p ends.
+class ScanSplitter : public Splitter {
  public:
   void split(std::string_view text, std::vector<std::string_view>& pieces) const override {
     const Scanner s(text);
@@ -67,7 +68,11 @@ class Gpt2Splitter : public Splitter {
   }
 
  private:
-  static const char* piece_end(const Scanner& s, const char* p) {
+  virtual const char* piece_end(const Scanner& s, const char* p) const = 0;
+};
+
+class Gpt2Splitter : public ScanSplitter {
+  const char* piece_end(const Scanner& s, const char* p) const override {
     if (const int64_t n = contraction(p, s.end, false)) return p + n;
     const char* body = *p == ' ' && p + 1 < s.end ? p + 1 : p;
     int64_t length = 0;
@@ -77,23 +82,14 @@ class Gpt2Splitter : public Splitter {
   }
 };
 
-class Cl100kSplitter : public Splitter {
+class Cl100kSplitter : public ScanSplitter {
  public:
   explicit Cl100kSplitter(int64_t numbers) : numbers_(numbers) {}
-
-  void split(std::string_view text, std::vector<std::string_view>& pieces) const override {
-    const Scanner s(text);
-    for (const char* p = s.begin; p < s.end;) {
-      const char* stop = piece_end(s, p);
-      pieces.emplace_back(p, static_cast<size_t>(stop - p));
-      p = stop;
-    }
-  }
 
  private:
   static bool line_end(char c) { return c == '\r' || c == '\n'; }
 
-  const char* piece_end(const Scanner& s, const char* p) const {
+  const char* piece_end(const Scanner& s, const char* p) const override {
     if (const int64_t n = contraction(p, s.end, true)) return p + n;
     int64_t length = 0;
     const CharClass kind = s.at(p, length);

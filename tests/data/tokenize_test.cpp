@@ -2,7 +2,6 @@
 #include "data/tokenize.h"
 
 #include <sys/resource.h>
-#include <zlib.h>
 #include <zstd.h>
 
 #include <csignal>
@@ -14,6 +13,7 @@
 #include "data/token_writer.h"
 #include "kernels/error.h"
 #include "tests/catch.h"
+#include "tests/data/gzip.h"
 #include "tests/data/scratch.h"
 
 using namespace olmo;
@@ -21,20 +21,6 @@ using namespace olmo;
 namespace {
 
 const std::string kTokenizer = OLMO_SOURCE_DIR "/configs/tokenizer.json";
-
-std::string gzip(const std::string& text) {
-  std::string out(compressBound(text.size()) + 64, '\0');
-  z_stream stream{};
-  deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
-  stream.avail_in = static_cast<uInt>(text.size());
-  stream.next_out = reinterpret_cast<Bytef*>(out.data());
-  stream.avail_out = static_cast<uInt>(out.size());
-  deflate(&stream, Z_FINISH);
-  out.resize(stream.total_out);
-  deflateEnd(&stream);
-  return out;
-}
 
 std::string zstd(const std::string& text) {
   std::string out(ZSTD_compressBound(text.size()), '\0');

@@ -1,5 +1,4 @@
 // Damaged token files, indices, mix files, JSONL and archives.
-#include <zlib.h>
 #include <zstd.h>
 
 #include "data/byte_source.h"
@@ -7,6 +6,7 @@
 #include "data/file_list.h"
 #include "data/loader.h"
 #include "data/token_file.h"
+#include "tests/data/gzip.h"
 #include "tests/fuzz/mutate.h"
 
 using namespace olmo;
@@ -16,20 +16,6 @@ namespace {
 template <class T>
 std::string raw(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
-}
-
-std::string gzip(const std::string& text) {
-  std::string out(compressBound(text.size()) + 64, '\0');
-  z_stream stream{};
-  deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
-  stream.avail_in = static_cast<uInt>(text.size());
-  stream.next_out = reinterpret_cast<Bytef*>(out.data());
-  stream.avail_out = static_cast<uInt>(out.size());
-  deflate(&stream, Z_FINISH);
-  out.resize(stream.total_out);
-  deflateEnd(&stream);
-  return out;
 }
 
 std::string zstd(const std::string& text) {
