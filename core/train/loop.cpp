@@ -38,6 +38,12 @@ void write_file(const std::string& path, const std::string& text) {
   if (!file) throw RunError("cannot write {}: {}", path, std::strerror(errno));
 }
 
+LoaderSettings training_settings(const RunConfig& config, const std::optional<Tokenizer>& tokenizer) {
+  LoaderSettings settings = loader_settings(config, config.data.train, tokenizer);
+  settings.label_masks = config.data.label_masks;
+  return settings;
+}
+
 Schedule make_schedule(const RunConfig& config, int64_t steps) {
   const ScheduleConfig& c = config.schedule;
   Schedule s;
@@ -84,9 +90,7 @@ class Run {
       : config_(config),
         device_(open_device(config)),
         tokenizer_(open_tokenizer(config)),
-        settings_(loader_settings(config, config.data.train, tokenizer_)) {
-    settings_.label_masks = config.data.label_masks;
-  }
+        settings_(training_settings(config, tokenizer_)) {}
 
   TrainEnd train();
 
@@ -280,9 +284,7 @@ TrainEnd train(const RunConfig& config) {
 void dry_run(const RunConfig& config) {
   const Device device = open_device(config);
   const std::optional<Tokenizer> tokenizer = open_tokenizer(config);
-  LoaderSettings settings = loader_settings(config, config.data.train, tokenizer);
-  settings.label_masks = config.data.label_masks;
-  const DataLoader loader(settings, 1, {});
+  const DataLoader loader(training_settings(config, tokenizer), 1, {});
   check_sets(config, tokenizer);
   SingleRank rank;
   TrainStep step(config, device, rank, true);

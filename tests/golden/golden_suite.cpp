@@ -247,21 +247,31 @@ RunConfig training_config(const SafetensorsFile& file) {
   return config;
 }
 
+// A case's weights after its steps, and what each step reported.
+struct Training {
+  RunConfig config;
+  SingleRank rank;
+  TrainStep step;
+  std::vector<StepResult> results;
+
+  Training(const SafetensorsFile& file, const Device& device)
+      : config(training_config(file)), step(config, device, rank, true) {
+    load_params(step, file, "start.");
+    results = run_steps(step, config, file);
+  }
+};
+
 Outcome run_training(const SafetensorsFile& file, const Device& device) {
   Outcome out;
-  const RunConfig config = training_config(file);
-  SingleRank rank;
-  TrainStep step(config, device, rank, true);
-  load_params(step, file, "start.");
-  const std::vector<StepResult> results = run_steps(step, config, file);
+  Training run(file, device);
   double worst_log = 0;
   const auto compare = [&](const char* name, const std::function<double(const StepResult&)>& get) {
     const std::vector<double> want = file.values(std::string("log.") + name);
     for (size_t i = 0; i < want.size(); ++i) {
-      const double d = relative(get(results[i]), want[i]);
+      const double d = relative(get(run.results[i]), want[i]);
       worst_log = std::max(worst_log, d);
       out.expect(d <= 1e-4,
-                 fmt::format("step {}: {} is {}, not {} (1e-4 allowed)", i + 1, name, get(results[i]), want[i]));
+                 fmt::format("step {}: {} is {}, not {} (1e-4 allowed)", i + 1, name, get(run.results[i]), want[i]));
     }
   };
   compare("ce", [](const StepResult& r) { return r.ce; });
@@ -270,7 +280,7 @@ Outcome run_training(const SafetensorsFile& file, const Device& device) {
   compare("rz", [](const StepResult& r) { return r.router_z; });
   compare("grad_norm", [](const StepResult& r) { return r.grad_norm; });
   double worst_end = 0;
-  for (const Param& p : step.params().params()) {
+  for (const Param& p : run.step.params().params()) {
     const double d = distance(p.value.f32(), file.values("end." + p.info.name));
     worst_end = std::max(worst_end, d);
     out.expect(d <= 1e-4, fmt::format("end.{} differs by {:.1e}, 1e-4 allowed", p.info.name, d));
@@ -281,15 +291,11 @@ Outcome run_training(const SafetensorsFile& file, const Device& device) {
 
 Outcome run_curve(const SafetensorsFile& file, const Device& device) {
   Outcome out;
-  const RunConfig config = training_config(file);
-  SingleRank rank;
-  TrainStep step(config, device, rank, true);
-  load_params(step, file, "start.");
-  const std::vector<StepResult> results = run_steps(step, config, file);
+  const Training run(file, device);
   const std::vector<double> want = file.values("log.ce");
   double worst[3] = {};
   for (size_t i = 0; i < want.size(); ++i) {
-    const double d = std::abs(results[i].ce - want[i]);
+    const double d = std::abs(run.results[i].ce - want[i]);
     const size_t stage = i < 10 ? 0 : i < 50 ? 1 : 2;
     worst[stage] = std::max(worst[stage], d);
   }
