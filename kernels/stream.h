@@ -41,11 +41,14 @@ class Stream;
 class Pending {
  public:
   Pending() = default;
-  explicit Pending(std::function<void()> complete) : complete_(std::move(complete)) {}
+  // `what` names the operation in tables of waiting times; it is not copied.
+  explicit Pending(std::function<void()> complete, const char* what = "wait")
+      : complete_(std::move(complete)), what_(what) {}
 
  private:
   friend class Stream;
   std::function<void()> complete_;
+  const char* what_ = "wait";
 };
 
 // An ordered queue of operators on one device, with the scratch memory that they use while they run.
@@ -62,10 +65,9 @@ class Stream {
   void attach(CostSink* sink) { sink_ = sink; }
   CostSink* sink() const { return sink_; }
 
-  // Orders everything issued later on this stream after the operation behind `pending`.
-  void wait(const Pending& pending) {
-    if (pending.complete_) pending.complete_();
-  }
+  // Orders everything issued later on this stream after the operation behind `pending`. A sink is told how long it
+  // took, under the operation's name.
+  void wait(const Pending& pending);
 
   // Called between operators: pending communication progresses there.
   void set_poll(std::function<void()> poll) { poll_ = std::move(poll); }

@@ -55,8 +55,20 @@ namespace {
 
 int64_t arena_bytes(const ParamStore& params) {
   int64_t elements = 0;
-  for (int g = 0; g < kReduceGroups; ++g) elements += params.flat_values(static_cast<ReduceGroup>(g)).elements();
+  for (int g = 0; g < kReduceGroups; ++g) elements += params.state_elements(static_cast<ReduceGroup>(g));
   return 2 * elements * bytes_of(DType::f32) + 1024;
+}
+
+// Elements [begin, end) that a parameter and a piece have in common, in the flat buffer; empty when begin >= end.
+struct Overlap {
+  int64_t begin, end;
+  Overlap(const Param& p, const ParamStore::Piece& piece)
+      : begin(p.info.group == piece.group ? std::max(p.offset, piece.begin) : 0),
+        end(p.info.group == piece.group ? std::min(p.offset + p.elements(), piece.end) : 0) {}
+};
+
+Tensor run_of(const Tensor& flat, int64_t begin, int64_t end) {
+  return Tensor(flat.f32() + begin, DType::f32, {end - begin}, flat.device);
 }
 
 std::vector<Optimizer::Rule> make_rules(const OptimizerSettings& settings, const ParamStore& params) {
@@ -89,7 +101,7 @@ Optimizer::Optimizer(const OptimizerSettings& settings, ParamStore& params, cons
       skip_(settings.skip_sigma, settings.skip_window) {
   Stream stream(device, 0);
   for (size_t g = 0; g < kReduceGroups; ++g) {
-    const int64_t n = params.flat_values(static_cast<ReduceGroup>(g)).elements();
+    const int64_t n = params.state_elements(static_cast<ReduceGroup>(g));
     exp_avg_[g] = arena_.allocate(DType::f32, {n});
     exp_avg_sq_[g] = arena_.allocate(DType::f32, {n});
     ops::zero({exp_avg_[g]}, stream);
@@ -97,19 +109,22 @@ Optimizer::Optimizer(const OptimizerSettings& settings, ParamStore& params, cons
   }
   norm_squares_ = arena_.allocate(DType::f64, {1});
   control_ = arena_.allocate(DType::f32, {ops::kAdamControl});
-  for (size_t i = 0; i < rules_.size(); ++i) {
-    const Param& p = params.params()[i];
-    segments_[static_cast<size_t>(p.info.group)].push_back({p.offset, p.offset + p.value.elements(),
-                                                            static_cast<float>(rules_[i].lr_scale),
-                                                            static_cast<float>(rules_[i].weight_decay)});
+  for (const ParamStore::Piece& piece : params.owned()) {
+    segments_.emplace_back();
+    for (size_t i = 0; i < rules_.size(); ++i) {
+      const Overlap part(params.params()[i], piece);
+      if (part.begin >= part.end) continue;
+      segments_.back().push_back({part.begin - piece.begin, part.end - piece.begin,
+                                  static_cast<float>(rules_[i].lr_scale), static_cast<float>(rules_[i].weight_decay)});
+    }
   }
 }
 
-StepOutcome Optimizer::step(double lr, double loss, Communicator& ranks, Stream& stream) {
-  for (size_t g = 0; g < kReduceGroups; ++g) {
-    ops::sum_squares({params_.flat_grads(static_cast<ReduceGroup>(g)), norm_squares_, g > 0}, stream);
-  }
-  stream.wait(ranks.all_reduce(norm_squares_, ReduceOp::sum, stream));
+StepOutcome Optimizer::step(double lr, double loss, Communicator& world, Stream& stream) {
+  ops::zero({norm_squares_}, stream);
+  for (const ParamStore::Piece& piece : params_.norm_parts())
+    ops::sum_squares({piece.grad, norm_squares_, true}, stream);
+  stream.wait(world.all_reduce(norm_squares_, ReduceOp::sum, stream));
 
   StepOutcome outcome;
   if (stream.computes()) {
@@ -127,13 +142,17 @@ StepOutcome Optimizer::step(double lr, double loss, Communicator& ranks, Stream&
     control[ops::kAdamCorrection2] = static_cast<float>(1 - std::pow(settings_.beta2, n));
     if (take) ++updates_;
   }
-  for (size_t g = 0; g < kReduceGroups; ++g) {
-    const ReduceGroup group = static_cast<ReduceGroup>(g);
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    const ParamStore::Piece& piece = params_.owned()[i];
+    const size_t g = static_cast<size_t>(piece.group);
+    const int64_t state_end = piece.state + piece.end - piece.begin;
     ops::adamw(
-        {params_.flat_values(group), params_.flat_grads(group), exp_avg_[g], exp_avg_sq_[g], control_, &segments_[g],
-         static_cast<float>(settings_.beta1), static_cast<float>(settings_.beta2), static_cast<float>(settings_.eps)},
+        {piece.value, piece.grad, run_of(exp_avg_[g], piece.state, state_end),
+         run_of(exp_avg_sq_[g], piece.state, state_end), control_, &segments_[i], static_cast<float>(settings_.beta1),
+         static_cast<float>(settings_.beta2), static_cast<float>(settings_.eps)},
         stream);
   }
+  params_.values_updated(stream);
   return outcome;
 }
 
@@ -146,12 +165,19 @@ std::string Optimizer::first_nonfinite_gradient(Stream& stream) const {
   return {};
 }
 
-Tensor Optimizer::moment(const Tensor (&flat)[kReduceGroups], int64_t index) const {
+std::vector<Optimizer::Part> Optimizer::parts(int64_t index) const {
+  std::vector<Part> parts;
   const Param& p = params_[index];
-  const Tensor& all = flat[static_cast<size_t>(p.info.group)];
-  Tensor t = p.value;
-  t.data = all.f32() + p.offset;
-  return t;
+  for (const ParamStore::Piece& piece : params_.owned()) {
+    const Overlap part(p, piece);
+    if (part.begin >= part.end) continue;
+    const size_t g = static_cast<size_t>(piece.group);
+    const int64_t state = piece.state + part.begin - piece.begin;
+    const int64_t n = part.end - part.begin;
+    parts.push_back({part.begin - p.offset, run_of(piece.value, part.begin - piece.begin, part.end - piece.begin),
+                     run_of(exp_avg_[g], state, state + n), run_of(exp_avg_sq_[g], state, state + n)});
+  }
+  return parts;
 }
 
 }  // namespace olmo

@@ -59,17 +59,21 @@ class Optimizer {
   // Throws UserError for an override that matches no parameter. The store outlives the optimizer.
   Optimizer(const OptimizerSettings& settings, ParamStore& params, const Device& device);
 
-  // One step from the store's gradients: global norm over both groups, clip, skip rule, AdamW. With a non-finite norm
-  // or loss nothing is changed (finite = false). `loss` is the step's CE over all ranks.
-  StepOutcome step(double lr, double loss, Communicator& ranks, Stream& stream);
+  // One step from the store's reduced gradients: global norm over `world`, clip, skip rule, AdamW on what this rank
+  // owns. With a non-finite norm or loss nothing is changed (finite = false). `loss` is the step's CE over all ranks.
+  StepOutcome step(double lr, double loss, Communicator& world, Stream& stream);
 
   // First parameter with a non-finite gradient, with the element's index; empty if all are finite. From the end of the
   // table to its beginning, the way backward goes: what comes after the culprit is infected by it.
   std::string first_nonfinite_gradient(Stream& stream) const;
 
-  // Moments of parameter `index`, shaped like it, for checkpoints.
-  Tensor exp_avg(int64_t index) const { return moment(exp_avg_, index); }
-  Tensor exp_avg_sq(int64_t index) const { return moment(exp_avg_sq_, index); }
+  // The part of parameter `index` whose state this rank has, for checkpoints: elements [begin, begin + n) of the rank's
+  // tensor, value and moments flat f32 [n]. Over the ranks of the parameter's group the parts cover it.
+  struct Part {
+    int64_t begin = 0;
+    Tensor value, exp_avg, exp_avg_sq;
+  };
+  std::vector<Part> parts(int64_t index) const;
   int64_t updates() const { return updates_; }
   void set_updates(int64_t n) { updates_ = n; }
   SkipRule& skip_rule() { return skip_; }
@@ -83,13 +87,11 @@ class Optimizer {
   const std::vector<Rule>& rules() const { return rules_; }
 
  private:
-  Tensor moment(const Tensor (&flat)[kReduceGroups], int64_t index) const;
-
   OptimizerSettings settings_;
   ParamStore& params_;
   Arena arena_;
   std::vector<Rule> rules_;
-  std::vector<ops::AdamSegment> segments_[kReduceGroups];
+  std::vector<std::vector<ops::AdamSegment>> segments_;  // of each piece that the rank owns
   Tensor exp_avg_[kReduceGroups], exp_avg_sq_[kReduceGroups];
   Tensor norm_squares_, control_;
   SkipRule skip_;

@@ -40,6 +40,10 @@ Tensor shaped(const Tensor& flat, int64_t offset, const ParamShape& p) {
 
 }  // namespace
 
+int64_t Param::elements() const {
+  return elements_of(info);
+}
+
 ParamStore::ParamStore(const std::vector<ParamShape>& table, const Device& device, bool with_gradients)
     : written_(table.size(), 0),
       value_arena_("parameters", device.kind, arena_bytes(table)),
@@ -63,6 +67,15 @@ ParamStore::ParamStore(const std::vector<ParamShape>& table, const Device& devic
     p.value = shaped(values_[g], p.offset, p.info);
     if (with_gradients) p.grad = shaped(grads_[g], p.offset, p.info);
   }
+  if (!with_gradients) return;
+  for (size_t g = 0; g < kReduceGroups; ++g) {
+    owned_.push_back({static_cast<ReduceGroup>(g), 0, sizes[g], 0, values_[g], grads_[g]});
+  }
+  norm_parts_ = owned_;
+}
+
+int64_t ParamStore::state_elements(ReduceGroup group) const {
+  return values_[static_cast<size_t>(group)].elements();
 }
 
 int64_t ParamStore::find(const std::string& name) const {
@@ -76,7 +89,13 @@ void ParamStore::release(int64_t, Phase, Stream&) {}
 
 void ParamStore::gradients_final(int64_t, Stream&) {}
 
-void ParamStore::begin_step() {
+void ParamStore::finish_gradients(Stream&) {}
+
+void ParamStore::values_updated(Stream&) {}
+
+void ParamStore::synchronize_values(Stream&) {}
+
+void ParamStore::begin_step(int64_t) {
   std::fill(written_.begin(), written_.end(), uint8_t{0});
 }
 

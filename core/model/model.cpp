@@ -48,8 +48,8 @@ BlockSpec block_spec(const ModelConfig& m, const ParamStore& params, int64_t lay
 std::vector<ParamShape> store_table(const ModelConfig& model) {
   std::vector<ParamShape> table;
   for (ParamSpec& spec : parameter_table(model)) {
-    table.push_back({std::move(spec.name), std::move(spec.shape), spec.unit,
-                     spec.expert() ? ReduceGroup::expert : ReduceGroup::dense, spec.decays()});
+    const ReduceGroup group = spec.expert() ? ReduceGroup::expert : ReduceGroup::dense;
+    table.push_back({spec.name, spec.shape, spec.unit, group, spec.decays(), spec.shape, 0});
   }
   return table;
 }

@@ -103,8 +103,8 @@ struct Measured {
 
 Measured measure(const RunConfig& config, int64_t steps) {
   const Device device = open_device(config);
-  SingleRank rank;
-  TrainStep step(config, device, rank, true);
+  ProcessGroups groups = ProcessGroups::counting(Layout{});
+  TrainStep step(config, device, groups, true);
   step.model().initialise(config.run.seed, step.stream());
   const Batch batch = random_batch(config);
 
@@ -122,7 +122,7 @@ Measured measure(const RunConfig& config, int64_t steps) {
         std::min(m.forward_backward_seconds, seconds_of([&] { step.forward_backward(batch); }));
     m.optimizer_seconds =
         std::min(m.optimizer_seconds,
-                 seconds_of([&] { step.optimizer().step(config.optim.lr * 0.01, 1, rank, step.stream()); }));
+                 seconds_of([&] { step.optimizer().step(config.optim.lr * 0.01, 1, *groups.world, step.stream()); }));
   }
   // The quietest of a few steps: one stall would fill the table of a single one.
   double quietest = 1e30;

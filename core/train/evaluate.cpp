@@ -46,8 +46,8 @@ void evaluate_checkpoint(const RunConfig& config, const std::string& checkpoint,
   const std::optional<Tokenizer> tokenizer = open_tokenizer(config);
   const std::string path = choose_checkpoint(config.run.folder, checkpoint.empty() ? "latest" : checkpoint,
                                              [](const std::string& line) { spdlog::warn(line); });
-  SingleRank rank;
-  TrainStep step(config, device, rank, false);
+  ProcessGroups groups = ProcessGroups::counting(Layout{});
+  TrainStep step(config, device, groups, false);
   load_tensors(path, weight_tensors(step.model()));
   nlohmann::ordered_json out;
   out["checkpoint"] = path;

@@ -105,7 +105,7 @@ class Run {
 
   const RunConfig& config_;
   Device device_;
-  SingleRank rank_;
+  ProcessGroups groups_ = ProcessGroups::counting(Layout{});
   std::optional<Tokenizer> tokenizer_;
   LoaderSettings settings_;
   std::optional<FolderLock> lock_;
@@ -136,7 +136,7 @@ void Run::start() {
   schedule_ = make_schedule(config_, last_step_);
 
   lock_.emplace(config_.run.folder);
-  step_ = std::make_unique<TrainStep>(config_, device_, rank_, true);
+  step_ = std::make_unique<TrainStep>(config_, device_, groups_, true);
   if (checkpoint.empty()) {
     step_->model().initialise(config_.run.seed, step_->stream());
     record_.data_fingerprint = loader_->fingerprint();
@@ -286,8 +286,8 @@ void dry_run(const RunConfig& config) {
   const std::optional<Tokenizer> tokenizer = open_tokenizer(config);
   const DataLoader loader(training_settings(config, tokenizer), 1, {});
   check_sets(config, tokenizer);
-  SingleRank rank;
-  TrainStep step(config, device, rank, true);
+  ProcessGroups groups = ProcessGroups::counting(Layout{});
+  TrainStep step(config, device, groups, true);
   say("{}{:<56}{:>18}{:>10}{:>8}\n", startup_table(config, step), "parameter", "shape", "lr x", "decay");
   for (size_t i = 0; i < step.params().params().size(); ++i) {
     const ParamShape& p = step.params().params()[i].info;

@@ -147,8 +147,9 @@ std::vector<StateTensor> state_tensors(TrainStep& step) {
   for (size_t i = 0; i < step.params().params().size(); ++i) {
     const int64_t index = static_cast<int64_t>(i);
     const ParamShape& info = step.params()[index].info;
-    tensors.push_back({info.name + ".exp_avg", info.shape, step.optimizer().exp_avg(index)});
-    tensors.push_back({info.name + ".exp_avg_sq", info.shape, step.optimizer().exp_avg_sq(index)});
+    const Optimizer::Part part = step.optimizer().parts(index).at(0);
+    tensors.push_back({info.name + ".exp_avg", info.shape, part.exp_avg});
+    tensors.push_back({info.name + ".exp_avg_sq", info.shape, part.exp_avg_sq});
   }
   return tensors;
 }

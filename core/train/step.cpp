@@ -91,13 +91,13 @@ void check_memory(const MemoryPlan& plan) {
 
 }  // namespace
 
-TrainStep::TrainStep(const RunConfig& config, const Device& device, Communicator& ranks, bool with_optimizer)
-    : TrainStep(config, device, ranks, with_optimizer, fit(config, device, with_optimizer)) {}
+TrainStep::TrainStep(const RunConfig& config, const Device& device, ProcessGroups& groups, bool with_optimizer)
+    : TrainStep(config, device, groups, with_optimizer, fit(config, device, with_optimizer)) {}
 
-TrainStep::TrainStep(const RunConfig& config, const Device& device, Communicator& ranks, bool with_optimizer,
+TrainStep::TrainStep(const RunConfig& config, const Device& device, ProcessGroups& groups, bool with_optimizer,
                      Capacity capacity)
     : config_(config),
-      ranks_(ranks),
+      groups_(groups),
       stream_(device, capacity.scratch),
       activations_("activations", device.kind, capacity.activations),
       sums_arena_("step sums", device.kind, sums_bytes(config.model)),
@@ -125,7 +125,7 @@ TrainStep::TrainStep(const RunConfig& config, const Device& device, Communicator
 TrainStep::~TrainStep() = default;
 
 TrainStep::Capacity TrainStep::measure(const RunConfig& config, const Device& device, bool with_optimizer) {
-  SingleRank one;
+  ProcessGroups one = ProcessGroups::counting(Layout{});
   TrainStep meta(config, Device::meta_for(device), one, with_optimizer, Capacity{});
   const Batch batch = blank_batch(config);
   if (with_optimizer) meta.run(batch, 0);
@@ -137,13 +137,13 @@ TrainStep::Capacity TrainStep::measure(const RunConfig& config, const Device& de
 TrainStep::Capacity TrainStep::fit(const RunConfig& config, const Device& device, bool with_optimizer) {
   check_countable(config.model);
   const Capacity capacity = measure(config, device, with_optimizer);
-  SingleRank one;
+  ProcessGroups one = ProcessGroups::counting(Layout{});
   check_memory(TrainStep(config, Device::meta_for(device), one, with_optimizer, capacity).memory_);
   return capacity;
 }
 
 MemoryPlan TrainStep::plan(const RunConfig& config, const Device& device, bool with_optimizer) {
-  SingleRank one;
+  ProcessGroups one = ProcessGroups::counting(Layout{});
   return TrainStep(config, Device::meta_for(device), one, with_optimizer, measure(config, device, with_optimizer))
       .memory_;
 }
@@ -166,7 +166,7 @@ MicroBatch TrainStep::micro_batch(const Batch& batch, int64_t first_row, int64_t
   mb.random.step = batch.step;
   mb.random.row_tokens = t;
   mb.random.first_token = batch.row_in_step[static_cast<size_t>(first_row)] * t;
-  mb.random.row_step = t * ranks_.size();
+  mb.random.row_step = t * groups_.dp->size();
   mb.inv_divisor = 1 / divisor;
   return mb;
 }
@@ -200,28 +200,29 @@ void TrainStep::read_sums(double divisor) {
 
 const StepResult& TrainStep::forward_backward(const Batch& batch) {
   result_.step = batch.step;
-  result_.tokens = batch.rows * batch.sequence_length * ranks_.size();
+  result_.tokens = batch.rows * batch.sequence_length * groups_.dp->size();
   result_.filtered_rows = batch.filtered_rows;
 
   double divisor = static_cast<double>(std::max<int64_t>(1, batch.valid_labels));
   if (stream_.computes()) labels_seen_.f64()[0] = divisor;
-  stream_.wait(ranks_.all_reduce(labels_seen_, ReduceOp::sum, stream_));
-  if (stream_.computes()) divisor = labels_seen_.f64()[0] / static_cast<double>(ranks_.size());
+  stream_.wait(groups_.dp->all_reduce(labels_seen_, ReduceOp::sum, stream_));
+  if (stream_.computes()) divisor = labels_seen_.f64()[0] / static_cast<double>(groups_.dp->size());
 
-  params_->begin_step();
+  params_->begin_step((batch.rows + config_.batch.micro_rows - 1) / config_.batch.micro_rows);
   zero_sums();
   for (int64_t row = 0; row < batch.rows; row += config_.batch.micro_rows) {
     const int64_t rows = std::min(config_.batch.micro_rows, batch.rows - row);
     model_->forward_backward(micro_batch(batch, row, rows, divisor), config_.optim.z_loss, sums_, activations_,
                              stream_);
   }
+  params_->finish_gradients(stream_);
   read_sums(divisor);
   return result_;
 }
 
 const StepResult& TrainStep::run(const Batch& batch, double lr) {
   forward_backward(batch);
-  const StepOutcome outcome = optimizer_->step(lr, result_.ce, ranks_, stream_);
+  const StepOutcome outcome = optimizer_->step(lr, result_.ce, *groups_.world, stream_);
   result_.lr = lr;
   result_.grad_norm = outcome.grad_norm;
   result_.skipped = outcome.skipped;

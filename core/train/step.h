@@ -11,8 +11,7 @@
 #include "core/model/model.h"
 #include "data/loader.h"
 #include "optim/optimizer.h"
-#include "parallel/communicator.h"
-#include "parallel/layout.h"
+#include "parallel/process_groups.h"
 
 namespace olmo {
 
@@ -44,8 +43,8 @@ struct EvalResult {
 class TrainStep {
  public:
   // Allocates everything a run needs, after planning it on the meta device. `with_optimizer` false: evaluation and
-  // generation only. The communicator outlives the step. Throws UserError when the plan does not fit the machine.
-  TrainStep(const RunConfig& config, const Device& device, Communicator& ranks, bool with_optimizer);
+  // generation only. The groups outlive the step. Throws UserError when the plan does not fit the machine.
+  TrainStep(const RunConfig& config, const Device& device, ProcessGroups& groups, bool with_optimizer);
   ~TrainStep();
 
   // Forward and backward over the batch's micro-batches, then the optimizer at rate `lr`. Throws RunError naming the
@@ -73,7 +72,8 @@ class TrainStep {
     int64_t activations = 0;
     int64_t scratch = 0;
   };
-  TrainStep(const RunConfig& config, const Device& device, Communicator& ranks, bool with_optimizer, Capacity capacity);
+  TrainStep(const RunConfig& config, const Device& device, ProcessGroups& groups, bool with_optimizer,
+            Capacity capacity);
   static Capacity measure(const RunConfig& config, const Device& device, bool with_optimizer);
   // The same, and throws UserError when the whole plan is more than the machine's memory.
   static Capacity fit(const RunConfig& config, const Device& device, bool with_optimizer);
@@ -84,7 +84,7 @@ class TrainStep {
   [[noreturn]] void report_nonfinite();
 
   RunConfig config_;
-  Communicator& ranks_;
+  ProcessGroups& groups_;
   Stream stream_;
   Arena activations_;
   Arena sums_arena_;

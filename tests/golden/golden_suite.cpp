@@ -183,8 +183,8 @@ Outcome run_model(const SafetensorsFile& file, const Device& device) {
   const std::vector<int64_t>& shape = file.entry("ids").shape;
   config.batch.rows = config.batch.micro_rows = shape[0];
   config.data.sequence_length = shape[1];
-  SingleRank rank;
-  TrainStep step(config, device, rank, true);
+  ProcessGroups groups = ProcessGroups::counting(Layout{});
+  TrainStep step(config, device, groups, true);
   load_params(step, file, "param.");
   const std::vector<double> ids = file.values("ids"), labels = file.values("labels");
   const Batch batch = make_batch(config, ids.data(), labels.data(), shape[0], shape[1], 1);
@@ -250,12 +250,12 @@ RunConfig training_config(const SafetensorsFile& file) {
 // A case's weights after its steps, and what each step reported.
 struct Training {
   RunConfig config;
-  SingleRank rank;
+  ProcessGroups groups = ProcessGroups::counting(Layout{});
   TrainStep step;
   std::vector<StepResult> results;
 
   Training(const SafetensorsFile& file, const Device& device)
-      : config(training_config(file)), step(config, device, rank, true) {
+      : config(training_config(file)), step(config, device, groups, true) {
     load_params(step, file, "start.");
     results = run_steps(step, config, file);
   }

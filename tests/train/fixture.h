@@ -109,11 +109,12 @@ inline Batch make_batch(const RunConfig& c, int64_t step) {
 
 // A training step with initial weights.
 struct Trainer {
-  explicit Trainer(const RunConfig& c, int threads = kThreads) : config(c), step(c, Device::cpu(threads), rank, true) {
+  explicit Trainer(const RunConfig& c, int threads = kThreads)
+      : config(c), groups(ProcessGroups::counting(Layout{})), step(c, Device::cpu(threads), groups, true) {
     step.model().initialise(c.run.seed, step.stream());
   }
   RunConfig config;
-  SingleRank rank;
+  ProcessGroups groups;
   TrainStep step;
 
   const Param& param(const std::string& name) const {
@@ -126,6 +127,13 @@ struct Trainer {
 
 inline std::vector<float> values_of(const Tensor& t) {
   return std::vector<float>(t.f32(), t.f32() + t.elements());
+}
+
+// The first moment of a parameter that one rank owns whole, shaped like it.
+inline Tensor first_moment(TrainStep& step, int64_t index) {
+  Tensor moment = step.params()[index].value;
+  moment.data = step.optimizer().parts(index).at(0).exp_avg.data;
+  return moment;
 }
 
 // All parameters, moments and score biases, end to end.

@@ -66,8 +66,8 @@ TEST_CASE("a run takes the memory that was planned") {
 
 TEST_CASE("evaluation alone plans less") {
   const RunConfig c = small_config();
-  SingleRank rank;
-  TrainStep step(c, Device::cpu(1), rank, false);
+  ProcessGroups groups = ProcessGroups::counting(Layout{});
+  TrainStep step(c, Device::cpu(1), groups, false);
   step.model().initialise(1, step.stream());
   EvalResult sums;
   step.evaluate(make_batch(c, 1), sums);

@@ -49,9 +49,9 @@ TEST_CASE("collectives of a single rank copy and check their sizes") {
   stream.wait(one.all_gather(a, b, stream));
   CHECK(y[3] == 4);
   y[0] = 0;
-  stream.wait(one.all_to_all_v(a, {1}, b, {1}, stream));
+  stream.wait(one.all_to_all_v(a, {{0}, {1}}, b, {{0}, {1}}, stream));
   CHECK(y[0] == 1);
-  REQUIRE_THROWS_AS(one.all_to_all_v(a, {1}, b, {2}, stream), std::logic_error);
+  REQUIRE_THROWS_AS(one.all_to_all_v(a, {{0}, {1}}, b, {{0}, {2}}, stream), std::logic_error);
   REQUIRE_THROWS_AS(one.all_gather(a.row_range(0, 1), b, stream), std::logic_error);
   stream.wait(one.all_reduce(a, ReduceOp::sum, stream));
   CHECK(x[2] == 3);
