@@ -121,6 +121,7 @@ Optimizer::Optimizer(const OptimizerSettings& settings, ParamStore& params, cons
 }
 
 StepOutcome Optimizer::step(double lr, double loss, Communicator& world, Stream& stream) {
+  params_.synchronize_values(stream);  // of units that nobody acquired since the last step
   ops::zero({norm_squares_}, stream);
   for (const ParamStore::Piece& piece : params_.norm_parts())
     ops::sum_squares({piece.grad, norm_squares_, true}, stream);
@@ -156,11 +157,28 @@ StepOutcome Optimizer::step(double lr, double loss, Communicator& world, Stream&
   return outcome;
 }
 
+std::string Optimizer::element_name(int64_t index, int64_t element) const {
+  const ParamShape& p = params_[index].info;
+  const int64_t before = p.shape.empty() ? 0 : p.first * (p.elements() / p.shape[0]);
+  return p.name + "[" + std::to_string(before + element) + "]";
+}
+
 std::string Optimizer::first_nonfinite_gradient(Stream& stream) const {
-  const std::vector<Param>& params = params_.params();
-  for (auto p = params.rbegin(); p != params.rend(); ++p) {
-    const int64_t index = ops::first_nonfinite(p->grad.reshape({p->grad.elements()}), stream);
-    if (index >= 0) return p->info.name + "[" + std::to_string(index) + "]";
+  for (int64_t i = static_cast<int64_t>(params_.params().size()); i-- > 0;) {
+    for (const ParamStore::Run& run : params_.owned_runs(i)) {
+      const int64_t element = ops::first_nonfinite(run.grad, stream);
+      if (element >= 0) return element_name(i, run.begin + element);
+    }
+  }
+  return {};
+}
+
+std::string Optimizer::first_nonfinite_value(Stream& stream) const {
+  for (int64_t i = 0; i < static_cast<int64_t>(params_.params().size()); ++i) {
+    for (const ParamStore::Run& run : params_.value_runs(i)) {
+      const int64_t element = ops::first_nonfinite(run.value, stream);
+      if (element >= 0) return element_name(i, run.begin + element);
+    }
   }
   return {};
 }
