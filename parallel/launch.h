@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,9 +15,15 @@ namespace olmo {
 
 class Launch {
  public:
-  // The process's launch, made at the first call. Throws UserError when the launcher's variables say that there are
-  // several ranks but no MPI connects them (N processes that each believe to be rank 0 of 1).
+  // The process's launch, made at the first call, which is collective and, with several ranks, initialises MPI. Threads
+  // that this starts take no signals. Throws UserError when the launcher's variables say that there are several ranks
+  // but no MPI connects them (N processes that each believe to be rank 0 of 1). OLMOTRAIN_SINGLE=1 in the environment
+  // means one process alone, whatever the launcher says.
   static Launch& get();
+  // The launch if get() has made it, else null.
+  static Launch* started();
+  Launch(const Launch&) = delete;
+  Launch& operator=(const Launch&) = delete;
 
   int64_t world() const;
   int64_t rank() const;         // after renumbering
@@ -29,7 +34,8 @@ class Launch {
   // Host of each rank, in rank order.
   const std::vector<std::string>& hosts() const;
 
-  // The groups of a layout of all ranks. Collective. May be called more than once.
+  // The groups of a layout of all ranks; throws UserError as Layout::make does. Collective. May be called more than
+  // once; all communicators are gone, or no longer used, when finalize() is called.
   ProcessGroups groups(int64_t pp, int64_t ep);
   // Makes pending communication go on: for Stream::set_poll.
   void progress();
@@ -39,18 +45,29 @@ class Launch {
   // The texts of all ranks in rank order, on every rank. For start-up and errors; not for a step.
   std::vector<std::string> gather(const std::string& text);
   // Calls `f` on every rank; when it throws on any, every rank throws the first one's error (UserError stays
-  // UserError), with "rank R: " before it where not all ranks failed. Collective.
+  // UserError, the others become RunError), with "rank R: " before it where not all ranks failed. Collective; `f`
+  // itself calls nothing collective.
   void agree(const std::function<void()>& f);
+  // Whether the error that is on its way was thrown by agree(), so that every rank has it.
+  bool failed_together() const;
 
-  // Starts the watchdog: a rank that is dead or stopped, or that is not in an operation `timeout` seconds (0 = never)
-  // after the others, is named with the operation and the step, and the job ends. `step` is read by it.
+  // Starts the watchdog: a rank that is dead or stopped (20 s without a sign), or that is not in an operation `timeout`
+  // seconds (0 = never) after the others, is named with the operation and the step on standard error, and the job ends
+  // with exit code 1. Collective, once. Nothing when there is one process alone.
   void watch(double timeout);
+  // The step that the watchdog names.
   void set_step(int64_t step);
 
   // Ends every rank of the job with `code`, at once, from any rank. For errors that only this rank knows of.
   [[noreturn]] void abort(int code);
-  // Ends MPI; every rank calls it. Nothing when there is one process alone.
+  // Ends the watchdog and MPI; every rank calls it. Nothing when there is one process alone.
   void finalize();
+
+ private:
+  Launch();
+
+  struct State;
+  State* state_;  // never freed: it lives as long as the process, whose end may come from any thread
 };
 
 }  // namespace olmo

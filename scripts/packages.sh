@@ -6,8 +6,8 @@ export LC_ALL=C.UTF-8
 
 build_packages=(
   cmake g++ ninja-build pkgconf
-  catch2 libcli11-dev libdnnl-dev libpcre2-dev libspdlog-dev libxxhash-dev libyaml-cpp-dev libzstd-dev
-  nlohmann-json3-dev zlib1g-dev
+  catch2 libcli11-dev libdnnl-dev libopenmpi-dev libpcre2-dev libspdlog-dev libxxhash-dev libyaml-cpp-dev libzstd-dev
+  nlohmann-json3-dev openmpi-bin zlib1g-dev
 )
 
 # stage TEXT: one line that says what starts, and the seconds since the script began.
