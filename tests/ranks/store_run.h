@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -78,7 +79,6 @@ class StoreRun {
  public:
   StoreRun(Ranks& ranks, int64_t ep, const Options& options)
       : ranks_(ranks),
-        ep_(ep),
         options_(options),
         store_(made_up_table(ranks.groups.layout.ep_rank(), ep), Device::cpu(1), true, options.settings,
                *ranks.groups.dp, *ranks.groups.ep_dp),
@@ -208,7 +208,6 @@ class StoreRun {
   }
 
   Ranks& ranks_;
-  int64_t ep_;
   Options options_;
   ParamStore store_;
   Optimizer optimizer_;
