@@ -1,4 +1,4 @@
-// The built binary as a process that tests can watch, signal and limit.
+// The built binary as a process, or as several under mpirun, that tests can watch, signal and limit.
 #pragma once
 
 #include <sys/resource.h>
@@ -22,6 +22,8 @@ namespace olmo::test {
 struct ProcessSettings {
   std::map<std::string, std::string> environment;  // set on top of the test's own
   int64_t file_bytes = 0;                          // largest file that it may write, 0 = any size
+  int64_t ranks = 0;                               // processes that mpirun starts, 0 = one without mpirun
+  std::string program = OLMO_BINARY;
 };
 
 // Polls until the condition holds; false after `seconds`.
@@ -34,12 +36,29 @@ inline bool wait_until(const std::function<bool()>& holds, double seconds) {
   return true;
 }
 
+// The command line of so many processes of a program under mpirun, one thread each, on however few cores.
+inline std::vector<std::string> on_ranks(int64_t ranks, const std::string& program) {
+  if (ranks == 0) return {program};
+  return {"mpirun",
+          "--allow-run-as-root",
+          "--oversubscribe",
+          "--bind-to",
+          "none",
+          "-np",
+          std::to_string(ranks),
+          "-x",
+          "OMP_NUM_THREADS=1",
+          program};
+}
+
 class Process {
  public:
-  // Starts `olmotrain arguments...` with output going to files.
+  // Starts `olmotrain arguments...` with output going to files. Under mpirun, signals go to mpirun.
   explicit Process(const std::vector<std::string>& arguments, const ProcessSettings& settings = {}) {
-    std::vector<char*> words = {const_cast<char*>(OLMO_BINARY)};
-    for (const std::string& word : arguments) words.push_back(const_cast<char*>(word.c_str()));
+    std::vector<std::string> command = on_ranks(settings.ranks, settings.program);
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    std::vector<char*> words;
+    for (std::string& word : command) words.push_back(word.data());
     words.push_back(nullptr);
     pid_ = fork();
     if (pid_ < 0) throw std::runtime_error("fork failed");
@@ -55,7 +74,7 @@ class Process {
     const bool redirected = std::freopen("/dev/null", "r", stdin) != nullptr &&
                             std::freopen(folder_.file("out").c_str(), "w", stdout) != nullptr &&
                             std::freopen(folder_.file("err").c_str(), "w", stderr) != nullptr;
-    if (redirected) execv(OLMO_BINARY, words.data());
+    if (redirected) execvp(words[0], words.data());
     _exit(127);
   }
   ~Process() {

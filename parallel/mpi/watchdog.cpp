@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kSecond = 1000000000;
 // A watchdog that slept longer than this between two ticks was stopped with its job, and so were the others.
-constexpr int64_t kLongSleep = 5 * kSecond;
+constexpr int64_t kLongSleep = 3 * kSecond;
 
 int64_t silence_limit() {
   const char* text = std::getenv("OLMOTRAIN_TEST_SILENCE_MS");
@@ -116,7 +116,8 @@ void Watchdog::run() {
 
 bool Watchdog::tick(bool stopping) {
   const int64_t now = now_ns();
-  if (now - ticked_ns_ > kLongSleep) {
+  const bool slept = now - ticked_ns_ > kLongSleep;
+  if (slept) {
     awake_since_ns_ = now;
     for (Link& link : links_) link.heard_ns = now;
   }
@@ -129,6 +130,7 @@ bool Watchdog::tick(bool stopping) {
   const bool sent = std::all_of(links_.begin(), links_.end(),
                                 [](const Link& l) { return l.out.last != 0 && l.sending == MPI_REQUEST_NULL; });
   if (sent && all_told) return true;
+  if (slept) return false;  // what was heard is old
   look_for_silence(now);
   if (rank_ == 0 && timeout_ > 0) look_for_missing(now);
   return false;
