@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace olmo {
 
@@ -25,6 +26,10 @@ struct Layout {
   // numbers that would work, when world is not divisible by pp or world / pp not by ep.
   static Layout make(int64_t world, int64_t rank, int64_t pp, int64_t ep);
 };
+
+// Lines for the start-up table: each rank with its (pp, dp, ep_dp, ep) and host, long runs of ranks left out, and a
+// note when ranks that exchange tokens are on different hosts. `hosts` by rank. Empty for one rank.
+std::string layout_map(const Layout& layout, const std::vector<std::string>& hosts);
 
 // Number of ranks that the launcher started this process among, from the variables that Open MPI, PMI and Slurm set;
 // 1 when none is set. `variable` gets the name of the one that says more than 1.
