@@ -38,6 +38,12 @@ OpenFile OpenFile::create(const std::string& path) {
   return OpenFile(descriptor, path);
 }
 
+OpenFile OpenFile::modify(const std::string& path) {
+  const int descriptor = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (descriptor < 0) throw failed("write", path, errno);
+  return OpenFile(descriptor, path);
+}
+
 OpenFile::OpenFile(OpenFile&& other) noexcept
     : descriptor_(std::exchange(other.descriptor_, -1)), path_(std::move(other.path_)) {}
 
@@ -65,15 +71,26 @@ void OpenFile::read_at(int64_t offset, void* target, int64_t bytes) const {
   }
 }
 
-void OpenFile::write(const void* source, int64_t bytes) {
+void OpenFile::write_at(int64_t offset, const void* source, int64_t bytes) {
   const char* cursor = static_cast<const char*>(source);
   while (bytes > 0) {
-    const ssize_t put = ::write(descriptor_, cursor, static_cast<size_t>(std::min(bytes, kCallBytes)));
+    const ssize_t put = ::pwrite(descriptor_, cursor, static_cast<size_t>(std::min(bytes, kCallBytes)), offset);
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) throw failed("write", path_, errno);
     cursor += put;
+    offset += put;
     bytes -= put;
   }
+}
+
+void OpenFile::reserve(int64_t bytes) {
+  int result;
+  do {
+    result = ::fallocate(descriptor_, 0, 0, bytes);
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) return;
+  if (errno != EOPNOTSUPP && errno != ENOSYS) throw failed("write", path_, errno);
+  if (::ftruncate(descriptor_, bytes) != 0) throw failed("write", path_, errno);
 }
 
 void OpenFile::sync() {
@@ -83,7 +100,7 @@ void OpenFile::sync() {
 void write_new_file(const std::string& path, std::string_view text) {
   OpenFile file = OpenFile::create(path);
   try {
-    file.write(text.data(), static_cast<int64_t>(text.size()));
+    file.write_at(0, text.data(), static_cast<int64_t>(text.size()));
     file.sync();
   } catch (...) {
     ::unlink(path.c_str());

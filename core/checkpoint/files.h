@@ -14,6 +14,8 @@ class OpenFile {
   static OpenFile read(const std::string& path);
   // A new file for writing; one that exists is an error.
   static OpenFile create(const std::string& path);
+  // A file that exists, for writing parts of it.
+  static OpenFile modify(const std::string& path);
   ~OpenFile();
   OpenFile(OpenFile&& other) noexcept;
   OpenFile(const OpenFile&) = delete;
@@ -25,7 +27,10 @@ class OpenFile {
   int64_t size() const;
   // Exactly `bytes` bytes from `offset`; RunError when the file ends before. Safe from several threads.
   void read_at(int64_t offset, void* target, int64_t bytes) const;
-  void write(const void* source, int64_t bytes);
+  // The same for writing. Several processes may write different ranges of one file.
+  void write_at(int64_t offset, const void* source, int64_t bytes);
+  // Makes the file `bytes` long and sets the disk's room for it aside, where the file system can do that.
+  void reserve(int64_t bytes);
   // Waits until the disk has everything written, and reports what the disk could not take.
   void sync();
 

@@ -26,6 +26,14 @@ bool all_digits(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
+// Whether the variable says `point` or `point@rank`.
+bool point_chosen(const char* variable, int point, int64_t rank) {
+  const char* wanted = std::getenv(variable);
+  if (wanted == nullptr) return false;
+  const std::string_view text(wanted);
+  return text == std::to_string(point) || text == fmt::format("{}@{}", point, rank);
+}
+
 }  // namespace
 
 std::string step_name(int64_t step) {
@@ -90,13 +98,13 @@ std::string latest_name(const std::string& run_folder) {
 void remove_checkpoint(const std::string& path) {
   const std::string aside = path + temporary_suffix();
   rename_path(path, aside);
-  kill_point(kWhilePruning);
+  save_point(kWhilePruning);
   fs::remove_all(aside);
 }
 
-void kill_point(int point) {
-  const char* wanted = std::getenv("OLMOTRAIN_TEST_KILL_IN_SAVE");
-  if (wanted != nullptr && std::atoi(wanted) == point) std::raise(SIGKILL);
+void save_point(int point, int64_t rank) {
+  if (point_chosen("OLMOTRAIN_TEST_KILL_IN_SAVE", point, rank)) std::raise(SIGKILL);
+  if (point_chosen("OLMOTRAIN_TEST_FAIL_IN_SAVE", point, rank)) throw RunError("a test lets point {} fail", point);
 }
 
 }  // namespace olmo

@@ -36,17 +36,19 @@ std::string latest_name(const std::string& run_folder);
 // Moves the folder aside under a temporary name and deletes it, so that no half of it is ever seen under its own name.
 void remove_checkpoint(const std::string& path);
 
-// Moments of saving and pruning at which the environment variable OLMOTRAIN_TEST_KILL_IN_SAVE makes the process kill
-// itself (SIGKILL), for tests of what a crash leaves behind. kAfterShard + k: once shard k (from 1) is on disk.
-enum KillPoint : int {
+// Moments of saving and pruning at which a test makes the process kill itself (SIGKILL) or fail.
+// OLMOTRAIN_TEST_KILL_IN_SAVE = N or N@R: at moment N, on every rank or rank R alone. OLMOTRAIN_TEST_FAIL_IN_SAVE: the
+// same, but RunError. kAfterShard + k: once this rank's part of shard k (from 1) is on disk.
+enum SavePoint : int {
   kAfterTemporaryFolder = 1,
   kBeforeRename = 2,
   kOldMovedAside = 3,
   kBeforeLatest = 4,
   kAfterLatest = 5,
   kWhilePruning = 6,
+  kHashing = 7,
   kAfterShard = 100,
 };
-void kill_point(int point);
+void save_point(int point, int64_t rank = 0);
 
 }  // namespace olmo

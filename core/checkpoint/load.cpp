@@ -1,15 +1,14 @@
 // Loading and verifying: hashes are computed from the very bytes that reach memory.
-#include <xxhash.h>
-
 #include <algorithm>
-#include <exception>
-#include <memory>
+#include <cstring>
 #include <set>
 
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/files.h"
 #include "core/checkpoint/manifest.h"
+#include "core/checkpoint/pieces.h"
 #include "core/checkpoint/safetensors.h"
+#include "core/checkpoint/slices.h"
 #include "core/checkpoint/strict_json.h"
 #include "kernels/error.h"
 
@@ -18,8 +17,7 @@ namespace olmo {
 namespace {
 
 constexpr int64_t kMaxSmallFileBytes = int64_t{1} << 30;
-// Verification reads through a buffer of this size per thread.
-constexpr int64_t kReadBytes = int64_t{1} << 20;
+constexpr const char* kGiveOther = "give one whose config.yaml has this run's model section";
 
 std::string shape_text(const std::vector<int64_t>& shape) {
   return nlohmann::json(shape).dump();
@@ -70,104 +68,141 @@ struct ShardReader {
   }
 };
 
-using Shards = std::map<std::string, std::unique_ptr<ShardReader>>;
-
-ShardReader& shard_of(const std::string& folder, const Manifest& manifest, const std::string& name, Shards& shards) {
-  std::unique_ptr<ShardReader>& shard = shards[name];
-  if (!shard) shard = std::make_unique<ShardReader>(folder, name, manifest);
-  return *shard;
-}
-
-// One hashed piece of a tensor: where it lies, where it goes (null: only to be verified).
+// One hashed piece of a tensor, and where parts of it go (none: it is only verified).
 struct Piece {
-  const OpenFile* file;
+  struct Part {
+    int64_t begin, bytes;  // of the piece
+    char* target;
+  };
   const std::string* tensor;
-  int64_t offset;
+  int64_t begin;  // bytes of the tensor
   int64_t bytes;
-  char* target;
   uint64_t hash;
+  std::vector<Part> parts;
 };
 
-void add_pieces(const std::string& folder, const Manifest& manifest, const std::string& name, void* target,
-                Shards& shards, std::vector<Piece>& pieces) {
-  const auto found = manifest.tensors.find(name);
-  const ManifestTensor& tensor = found->second;
-  const ShardReader& shard = shard_of(folder, manifest, tensor.file, shards);
-  const int64_t start = shard.header.offset(name);
-  for (size_t i = 0; i < tensor.hashes.size(); ++i) {
-    const int64_t begin = static_cast<int64_t>(i) * manifest.piece_bytes;
-    pieces.push_back({&shard.file, &found->first, start + begin, std::min(manifest.piece_bytes, tensor.bytes - begin),
-                      target == nullptr ? nullptr : static_cast<char*>(target) + begin, tensor.hashes[i]});
-  }
+// Pieces by shard: one file is open at a time.
+using ShardPieces = std::map<std::string, std::vector<Piece>>;
+
+Piece piece_of(const Manifest& manifest, const std::string& name, const ManifestTensor& tensor, size_t index) {
+  const int64_t begin = static_cast<int64_t>(index) * manifest.piece_bytes;
+  return {&name, begin, std::min(manifest.piece_bytes, tensor.bytes - begin), tensor.hashes[index], {}};
 }
 
-uint64_t hash_range(const Piece& piece) {
-  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), XXH3_freeState);
-  if (!state) throw std::bad_alloc();
-  XXH3_64bits_reset(state.get());
-  std::vector<char> buffer(static_cast<size_t>(std::min(kReadBytes, piece.bytes)));
-  for (int64_t done = 0; done < piece.bytes; done += kReadBytes) {
-    const int64_t bytes = std::min(kReadBytes, piece.bytes - done);
-    piece.file->read_at(piece.offset + done, buffer.data(), bytes);
-    XXH3_64bits_update(state.get(), buffer.data(), static_cast<size_t>(bytes));
-  }
-  return XXH3_64bits_digest(state.get());
-}
-
-void read_piece(const Piece& piece) {
-  uint64_t hash;
-  if (piece.target == nullptr) {
-    hash = hash_range(piece);
-  } else {
-    piece.file->read_at(piece.offset, piece.target, piece.bytes);
-    hash = hash_bytes({piece.target, static_cast<size_t>(piece.bytes)});
-  }
-  if (hash != piece.hash) {
-    throw corrupt(piece.file->path(), fmt::format("tensor {} (bytes {} to {} of the file)", printable(*piece.tensor),
-                                                  piece.offset, piece.offset + piece.bytes));
-  }
-}
-
-// Reads all pieces in parallel; of several faults the first in order is thrown, whichever thread was quicker.
-void read_pieces(const std::vector<Piece>& pieces) {
-  std::exception_ptr fault;
-  size_t fault_index = pieces.size();
-#pragma omp parallel for schedule(dynamic)
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    try {
-      read_piece(pieces[i]);
-    } catch (...) {
-#pragma omp critical(olmo_checkpoint_fault)
-      if (i < fault_index) {
-        fault_index = i;
-        fault = std::current_exception();
-      }
+// The pieces that this rank's slices of a tensor touch.
+void add_wanted(const Manifest& manifest, const StateTensor& state, ShardPieces& pieces) {
+  const auto found = manifest.tensors.find(state.name);
+  std::map<size_t, Piece> touched;
+  if (!state.slices.empty()) pieces[found->second.file];  // its header is checked even when the slices are empty
+  for (const StateSlice& slice : state.slices) {
+    const int64_t begin = slice.begin * bytes_of(state.dtype);
+    const int64_t end = begin + slice.tensor.bytes();
+    assert(begin >= 0 && end <= found->second.bytes && slice.tensor.dtype == state.dtype && slice.tensor.contiguous());
+    for (int64_t at = begin; at < end;) {
+      const auto index = static_cast<size_t>(at / manifest.piece_bytes);
+      const Piece piece = piece_of(manifest, found->first, found->second, index);
+      const int64_t stop = std::min(end, piece.begin + piece.bytes);
+      touched.try_emplace(index, piece)
+          .first->second.parts.push_back(
+              {at - piece.begin, stop - at, static_cast<char*>(slice.tensor.data) + (at - begin)});
+      at = stop;
     }
   }
-  if (fault) std::rethrow_exception(fault);
+  for (auto& [index, piece] : touched) pieces[found->second.file].push_back(std::move(piece));
 }
 
-void check_wanted(const std::string& path, const Manifest& manifest, const std::vector<StateTensor>& tensors) {
+uint64_t read_piece(const OpenFile& file, int64_t offset, const Piece& piece) {
+  if (piece.parts.size() == 1 && piece.parts[0].bytes == piece.bytes) {
+    char* target = piece.parts[0].target;
+    file.read_at(offset, target, piece.bytes);
+    return hash_bytes({target, static_cast<size_t>(piece.bytes)});
+  }
+  return hash_file_range(file, offset, piece.bytes, [&](const char* data, int64_t at, int64_t count) {
+    for (const Piece::Part& part : piece.parts) {
+      const int64_t begin = std::max(at, part.begin);
+      const int64_t end = std::min(at + count, part.begin + part.bytes);
+      if (begin < end)
+        std::memcpy(part.target + (begin - part.begin), data + (begin - at), static_cast<size_t>(end - begin));
+    }
+  });
+}
+
+// Reads pieces of one shard in parallel, after checking its header.
+void read_shard(const std::string& folder, const std::string& name, const Manifest& manifest,
+                const std::vector<Piece>& pieces) {
+  const ShardReader shard(folder, name, manifest);
+  for_pieces(pieces.size(), 0, [&](size_t i) {
+    const int64_t offset = shard.header.offset(*pieces[i].tensor) + pieces[i].begin;
+    if (read_piece(shard.file, offset, pieces[i]) == pieces[i].hash) return;
+    throw corrupt(shard.file.path(), fmt::format("tensor {} (bytes {} to {} of the file)", printable(*pieces[i].tensor),
+                                                 offset, offset + pieces[i].bytes));
+  });
+}
+
+// Every tensor that a run lists must be in the checkpoint as it is in the run.
+void check_listed(const std::string& path, const Manifest& manifest, const std::vector<StateTensor>& tensors) {
   for (const StateTensor& state : tensors) {
     const auto found = manifest.tensors.find(state.name);
     if (found == manifest.tensors.end()) {
-      throw RunError("{}: the checkpoint has no tensor {}: it is of another model", path, state.name);
+      throw UserError("{}: the checkpoint has no tensor {}: it is of another model; {}", path, state.name, kGiveOther);
     }
     const ManifestTensor& saved = found->second;
-    const char* dtype = manifest_dtype(state.tensor.dtype);
+    const char* dtype = manifest_dtype(state.dtype);
     if (saved.shape != state.shape || saved.dtype != dtype) {
-      throw RunError("{}: tensor {} is {}{} in the checkpoint but {}{} in this run: the model sections must agree",
-                     path, state.name, saved.dtype, shape_text(saved.shape), dtype, shape_text(state.shape));
+      throw UserError("{}: tensor {} is {}{} in the checkpoint but {}{} in this run: it is of another model; {}", path,
+                      state.name, saved.dtype, shape_text(saved.shape), dtype, shape_text(state.shape), kGiveOther);
     }
-    assert(state.tensor.device == DeviceKind::cpu && state.tensor.contiguous() && state.tensor.bytes() == saved.bytes);
+  }
+}
+
+// And the other way round.
+void check_no_other(const std::string& path, const Manifest& manifest, const std::vector<StateTensor>& tensors) {
+  std::set<std::string> listed;
+  for (const StateTensor& state : tensors) listed.insert(state.name);
+  for (const auto& [name, tensor] : manifest.tensors) {
+    if (listed.count(name) == 0) {
+      throw UserError("{}: the checkpoint has tensor {}, which this run has not: it is of another model; {}", path,
+                      printable(name), kGiveOther);
+    }
   }
 }
 
 void read_tensors(const std::string& path, const Manifest& manifest, const std::vector<StateTensor>& tensors) {
-  Shards shards;
-  std::vector<Piece> pieces;
-  for (const StateTensor& state : tensors) add_pieces(path, manifest, state.name, state.tensor.data, shards, pieces);
-  read_pieces(pieces);
+  ShardPieces pieces;
+  for (const StateTensor& state : tensors) add_wanted(manifest, state, pieces);
+  for (const auto& [file, of_file] : pieces) read_shard(path, file, manifest, of_file);
+}
+
+// Rank `rank`'s share of a whole verification.
+void verify_share(const std::string& path, const Manifest& manifest, const Ranks& ranks) {
+  ShardPieces pieces;
+  for (const auto& [name, file] : manifest.files) {
+    if (is_shard(name)) pieces[name];
+  }
+  for (const auto& [name, tensor] : manifest.tensors) {
+    std::vector<Piece>& of_file = pieces[tensor.file];
+    for (size_t i = 0; i < tensor.hashes.size(); ++i) of_file.push_back(piece_of(manifest, name, tensor, i));
+  }
+  std::vector<int64_t> bytes;
+  for (const auto& [file, of_file] : pieces) {
+    bytes.push_back(1);  // the header
+    for (const Piece& piece : of_file) bytes.push_back(piece.bytes);
+  }
+  const std::vector<size_t> firsts = equal_shares(bytes, ranks.world);
+  const size_t begin = firsts[static_cast<size_t>(ranks.rank)];
+  const size_t end = firsts[static_cast<size_t>(ranks.rank) + 1];
+  size_t i = 0;
+  for (const auto& [file, of_file] : pieces) {
+    bool mine = i >= begin && i < end;
+    ++i;
+    std::vector<Piece> share;
+    for (const Piece& piece : of_file) {
+      if (i >= begin && i < end) share.push_back(piece);
+      ++i;
+    }
+    mine = mine || !share.empty();
+    if (mine) read_shard(path, file, manifest, share);
+  }
 }
 
 TrainerState parse_trainer(const std::string& text, const std::string& where) {
@@ -180,38 +215,64 @@ TrainerState parse_trainer(const std::string& text, const std::string& where) {
 
 }  // namespace
 
-void verify_checkpoint(const std::string& path) {
-  const Manifest manifest = read_manifest(path);
-  check_small_files(path, manifest);
-  Shards shards;
-  std::vector<Piece> pieces;
-  for (const auto& [name, file] : manifest.files) {
-    if (is_shard(name)) shard_of(path, manifest, name, shards);
-  }
-  for (const auto& [name, tensor] : manifest.tensors) add_pieces(path, manifest, name, nullptr, shards, pieces);
-  read_pieces(pieces);
+int64_t StateTensor::elements() const {
+  int64_t n = 1;
+  for (int64_t dim : shape) n *= dim;
+  return n;
 }
 
-TrainerState load_checkpoint(const std::string& path, const std::vector<StateTensor>& tensors) {
+StateTensor whole_tensor(const std::string& name, const std::vector<int64_t>& shape, const Tensor& tensor) {
+  StateTensor state{name, shape, tensor.dtype, {{0, tensor}}};
+  assert(state.elements() == tensor.elements());
+  return state;
+}
+
+void verify_checkpoint(const std::string& path, const Ranks& ranks) {
+  agree(ranks, [&] {
+    const Manifest manifest = read_manifest(path);
+    if (ranks.rank == 0) check_small_files(path, manifest);
+    verify_share(path, manifest, ranks);
+    return std::string();
+  });
+}
+
+TrainerState load_checkpoint(const std::string& path, const std::vector<StateTensor>& tensors, const Ranks& ranks) {
+  TrainerState state;
+  agree(ranks, [&] {
+    const Manifest manifest = read_manifest(path);
+    check_listed(path, manifest, tensors);
+    check_no_other(path, manifest, tensors);
+    check_small_files(path, manifest);
+    read_tensors(path, manifest, tensors);
+    state = checkpoint_state(path);
+    return std::string();
+  });
+  return state;
+}
+
+void load_tensors(const std::string& path, const std::vector<StateTensor>& tensors, const Ranks& ranks) {
+  agree(ranks, [&] {
+    const Manifest manifest = read_manifest(path);
+    check_listed(path, manifest, tensors);
+    read_tensors(path, manifest, tensors);
+    return std::string();
+  });
+}
+
+ReadShare read_share(const std::string& path, const std::vector<StateTensor>& tensors) {
   const Manifest manifest = read_manifest(path);
-  check_wanted(path, manifest, tensors);
-  std::set<std::string> wanted;
-  for (const StateTensor& state : tensors) wanted.insert(state.name);
-  for (const auto& [name, tensor] : manifest.tensors) {
-    if (wanted.count(name) == 0) {
-      throw RunError("{}: the checkpoint has tensor {}, which this run has not: it is of another model", path,
-                     printable(name));
+  check_listed(path, manifest, tensors);
+  ReadShare share;
+  for (const StateTensor& state : tensors) {
+    ShardPieces pieces;
+    add_wanted(manifest, state, pieces);
+    share.tensors += state.slices.empty() ? 0 : 1;
+    for (const StateSlice& slice : state.slices) share.bytes += slice.tensor.bytes();
+    for (const auto& [file, of_file] : pieces) {
+      for (const Piece& piece : of_file) share.read += piece.bytes;
     }
   }
-  check_small_files(path, manifest);
-  read_tensors(path, manifest, tensors);
-  return checkpoint_state(path);
-}
-
-void load_tensors(const std::string& path, const std::vector<StateTensor>& tensors) {
-  const Manifest manifest = read_manifest(path);
-  check_wanted(path, manifest, tensors);
-  read_tensors(path, manifest, tensors);
+  return share;
 }
 
 TrainerState checkpoint_state(const std::string& path) {

@@ -1,7 +1,6 @@
 // Which checkpoints a run folder has, which one a run starts from, and which ones are deleted.
 #include <algorithm>
 #include <filesystem>
-#include <optional>
 
 #include "core/checkpoint/checkpoint.h"
 #include "core/checkpoint/files.h"
@@ -24,31 +23,7 @@ bool is_complete(const CheckpointInfo& info) {
   }
 }
 
-// The first fault of a checkpoint, or nothing.
-std::optional<std::string> fault_of(const CheckpointInfo& info) {
-  try {
-    verify_checkpoint(info.path);
-    return std::nullopt;
-  } catch (const RunError& error) {
-    return error.what();
-  }
-}
-
-std::string newest_good(const std::string& run_folder, const std::function<void(const std::string&)>& warn) {
-  std::vector<CheckpointInfo> found = step_folders(run_folder);
-  std::string first_fault;
-  for (auto info = found.rbegin(); info != found.rend(); ++info) {
-    const std::optional<std::string> fault = fault_of(*info);
-    if (!fault) return info->path;
-    if (first_fault.empty()) first_fault = *fault;
-    warn(fmt::format("checkpoint {} is passed over and left as it is: {}", info->path, *fault));
-  }
-  if (found.empty()) return "";
-  throw RunError("none of the {} checkpoints in {} is good; to start afresh use another run folder; the newest: {}",
-                 found.size(), run_folder, first_fault);
-}
-
-// A checkpoint or run folder that the user named.
+// The folder of a checkpoint that the user named, or of the newest in a run folder that the user named.
 std::string named_checkpoint(const std::string& run_folder, const std::string& resume) {
   std::string path = resume;
   if (!fs::exists(path) && !run_folder.empty() && fs::exists(run_folder + "/" + resume))
@@ -63,8 +38,35 @@ std::string named_checkpoint(const std::string& run_folder, const std::string& r
       throw UserError("the folder {} holds no checkpoint; give a checkpoint folder or a run folder", resume);
     path = found.back().path;
   }
-  verify_checkpoint(path);
   return path;
+}
+
+// The folders of a run, newest first, each ended by NUL.
+std::string run_checkpoints(const std::string& run_folder) {
+  const std::vector<CheckpointInfo> found = step_folders(run_folder);
+  std::string text;
+  for (auto info = found.rbegin(); info != found.rend(); ++info) text += info->path + '\0';
+  return text;
+}
+
+// The first of the candidates that is good, or nothing when there are none.
+std::string first_good(const std::string& run_folder, const std::vector<std::string>& candidates,
+                       const std::function<void(const std::string&)>& warn, const Ranks& ranks) {
+  std::string first_fault;
+  for (const std::string& path : candidates) {
+    try {
+      verify_checkpoint(path, ranks);
+      return path;
+    } catch (const RunError& fault) {
+      if (first_fault.empty()) first_fault = fault.what();
+      if (ranks.rank == 0) {
+        warn(fmt::format("checkpoint {} is passed over and left as it is: {}", path, fault.what()));
+      }
+    }
+  }
+  if (candidates.empty()) return "";
+  throw RunError("none of the {} checkpoints in {} is good; to start afresh use another run folder; the newest: {}",
+                 candidates.size(), run_folder, first_fault);
 }
 
 // Finishes what a killed saver left: temporary names are deleted, and a former checkpoint moved aside is deleted when
@@ -91,16 +93,7 @@ void clean_leftovers(const std::string& run_folder) {
   }
 }
 
-}  // namespace
-
-std::vector<CheckpointInfo> list_checkpoints(const std::string& run_folder) {
-  std::vector<CheckpointInfo> found = step_folders(run_folder);
-  found.erase(std::remove_if(found.begin(), found.end(), [](const CheckpointInfo& info) { return !is_complete(info); }),
-              found.end());
-  return found;
-}
-
-void prune_checkpoints(const std::string& run_folder, int64_t keep_last, int64_t keep_every) {
+void prune(const std::string& run_folder, int64_t keep_last, int64_t keep_every) {
   if (!fs::is_directory(run_folder)) return;
   try {
     clean_leftovers(run_folder);
@@ -119,11 +112,37 @@ void prune_checkpoints(const std::string& run_folder, int64_t keep_last, int64_t
   }
 }
 
+}  // namespace
+
+std::vector<CheckpointInfo> list_checkpoints(const std::string& run_folder) {
+  std::vector<CheckpointInfo> found = step_folders(run_folder);
+  found.erase(std::remove_if(found.begin(), found.end(), [](const CheckpointInfo& info) { return !is_complete(info); }),
+              found.end());
+  return found;
+}
+
+void prune_checkpoints(const std::string& run_folder, int64_t keep_last, int64_t keep_every, const Ranks& ranks) {
+  by_first(ranks, [&] {
+    prune(run_folder, keep_last, keep_every);
+    return std::string();
+  });
+}
+
 std::string choose_checkpoint(const std::string& run_folder, const std::string& resume,
-                              const std::function<void(const std::string&)>& warn) {
+                              const std::function<void(const std::string&)>& warn, const Ranks& ranks) {
   if (resume == "never") return "";
-  if (resume != "auto" && resume != "latest") return named_checkpoint(run_folder, resume);
-  const std::string path = newest_good(run_folder, warn);
+  const bool newest = resume == "auto" || resume == "latest";
+  const std::string found =
+      by_first(ranks, [&] { return newest ? run_checkpoints(run_folder) : named_checkpoint(run_folder, resume); });
+  if (!newest) {
+    verify_checkpoint(found, ranks);
+    return found;
+  }
+  std::vector<std::string> candidates;
+  for (size_t at = 0; at < found.size(); at = found.find('\0', at) + 1) {
+    candidates.push_back(found.substr(at, found.find('\0', at) - at));
+  }
+  const std::string path = first_good(run_folder, candidates, warn, ranks);
   if (path.empty() && resume == "latest") {
     throw UserError(
         "{} has no checkpoint; give a folder that a run has saved in (checkpoint.resume=auto starts afresh)",

@@ -1,4 +1,4 @@
-// Safetensors files: a strict reader (every byte accounted for) and a writer that leaves a whole file or none.
+// Safetensors files: a strict reader (every byte accounted for), and where a writer puts each tensor.
 #pragma once
 
 #include <cstdint>
@@ -62,14 +62,19 @@ struct SafetensorsItem {
   std::string name;
   std::string dtype;
   std::vector<int64_t> shape;
-  const void* data = nullptr;
   int64_t bytes = 0;
 };
 
-// Writes a file as the reference writer lays it out (dtype alignment descending, then name; header padded to 8) and
-// fsyncs it. The path must not exist yet. Throws RunError with the system's reason (a full disk, say) and then leaves
-// no file; also for a duplicate name or for bytes that do not fit the shape.
-void write_safetensors(const std::string& path, const std::vector<SafetensorsItem>& items,
-                       const std::map<std::string, std::string>& metadata);
+// Where everything of a file goes.
+struct SafetensorsPlan {
+  std::string head;                        // length word and header
+  std::map<std::string, int64_t> offsets;  // of each tensor's first byte in the file
+  int64_t bytes = 0;                       // of the whole file
+};
+
+// Lays a file out as the reference writer does: dtype alignment descending, then name; header padded to 8. Throws
+// RunError, naming `path`, for a duplicate name or for bytes that do not fit the shape.
+SafetensorsPlan plan_safetensors(const std::string& path, const std::vector<SafetensorsItem>& items,
+                                 const std::map<std::string, std::string>& metadata);
 
 }  // namespace olmo

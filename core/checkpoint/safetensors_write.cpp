@@ -1,10 +1,7 @@
-// The safetensors writer: the reference's order, an aligned buffer, and a whole file or none.
-#include <unistd.h>
-
+// How a safetensors file is laid out for writing: the reference's order, an aligned buffer.
 #include <algorithm>
 #include <set>
 
-#include "core/checkpoint/files.h"
 #include "core/checkpoint/safetensors.h"
 #include "core/checkpoint/strict_json.h"
 #include "kernels/error.h"
@@ -59,21 +56,20 @@ std::string header_text(const std::vector<const SafetensorsItem*>& order,
 
 }  // namespace
 
-void write_safetensors(const std::string& path, const std::vector<SafetensorsItem>& items,
-                       const std::map<std::string, std::string>& metadata) {
+SafetensorsPlan plan_safetensors(const std::string& path, const std::vector<SafetensorsItem>& items,
+                                 const std::map<std::string, std::string>& metadata) {
   const std::vector<const SafetensorsItem*> order = file_order(path, items);
   const std::string header = header_text(order, metadata);
   const uint64_t length = header.size();
-  OpenFile file = OpenFile::create(path);
-  try {
-    file.write(&length, 8);
-    file.write(header.data(), static_cast<int64_t>(length));
-    for (const SafetensorsItem* item : order) file.write(item->data, item->bytes);
-    file.sync();
-  } catch (...) {
-    ::unlink(path.c_str());
-    throw;
+  SafetensorsPlan plan;
+  plan.head.assign(reinterpret_cast<const char*>(&length), sizeof(length));
+  plan.head += header;
+  plan.bytes = static_cast<int64_t>(plan.head.size());
+  for (const SafetensorsItem* item : order) {
+    plan.offsets[item->name] = plan.bytes;
+    plan.bytes += item->bytes;
   }
+  return plan;
 }
 
 }  // namespace olmo

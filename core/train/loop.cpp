@@ -167,7 +167,7 @@ void Run::resume(const std::string& checkpoint) {
   for (const std::string& change : config_differences(before, config_)) {
     say("changed since {}: {}\n", checkpoint, change);
   }
-  load_checkpoint(checkpoint, state_tensors(*step_));
+  load_checkpoint(checkpoint, wanted_state(*step_));
   step_->optimizer().set_updates(record_.updates);
   step_->optimizer().skip_rule().restore(record_.skip_losses, record_.skip_norms);
   saved_step_ = record_.step;
@@ -188,7 +188,7 @@ void Run::save() {
   record_.updates = step_->optimizer().updates();
   record_.skip_losses = step_->optimizer().skip_rule().losses();
   record_.skip_norms = step_->optimizer().skip_rule().norms();
-  save_checkpoint(config_.run.folder, record_.step, state_tensors(*step_), record_.to_state(), print_config(config_));
+  save_checkpoint(config_.run.folder, record_.step, owned_state(*step_), record_.to_state(), print_config(config_));
   prune_checkpoints(config_.run.folder, config_.checkpoint.keep_last, config_.checkpoint.keep_every);
   saved_step_ = record_.step;
 }

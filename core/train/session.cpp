@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "kernels/cpu/threads.h"
@@ -130,28 +131,118 @@ int64_t total_steps(const RunConfig& config, int64_t instances) {
   return step;
 }
 
-std::vector<StateTensor> weight_tensors(Model& model) {
+namespace {
+
+// Places in the list of a checkpoint's tensors.
+struct StateList {
   std::vector<StateTensor> tensors;
-  for (const Param& p : model.params().params()) tensors.push_back({p.info.name, p.info.shape, p.value});
-  const std::vector<Tensor>& biases = model.score_bias();
-  for (size_t i = 0; i < biases.size(); ++i) {
-    const int64_t layer = model.config().dense.layers + static_cast<int64_t>(i);
-    tensors.push_back(
-        {"blocks." + std::to_string(layer) + ".routed_experts_router.score_bias", {biases[i].elements()}, biases[i]});
+  std::map<std::string, size_t> places;
+
+  void add(const std::string& name, const std::vector<int64_t>& shape) {
+    places[name] = tensors.size();
+    tensors.push_back({name, shape, DType::f32, {}});
   }
-  return tensors;
+  void slice(const std::string& name, int64_t begin, const Tensor& tensor) {
+    tensors[places.at(name)].slices.push_back({begin, tensor});
+  }
+};
+
+std::string bias_name(const ModelConfig& model, size_t moe_block) {
+  return "blocks." + std::to_string(model.dense.layers + static_cast<int64_t>(moe_block)) +
+         ".routed_experts_router.score_bias";
 }
 
-std::vector<StateTensor> state_tensors(TrainStep& step) {
-  std::vector<StateTensor> tensors = weight_tensors(step.model());
-  for (size_t i = 0; i < step.params().params().size(); ++i) {
-    const int64_t index = static_cast<int64_t>(i);
-    const ParamShape& info = step.params()[index].info;
-    const Optimizer::Part part = step.optimizer().parts(index).at(0);
-    tensors.push_back({info.name + ".exp_avg", info.shape, part.exp_avg});
-    tensors.push_back({info.name + ".exp_avg_sq", info.shape, part.exp_avg_sq});
+// Every tensor of the whole model, without slices.
+StateList state_list(const ModelConfig& model, size_t score_biases, bool moments) {
+  StateList list;
+  const std::vector<ParamSpec> table = parameter_table(model);
+  for (const ParamSpec& p : table) list.add(p.name, p.shape);
+  for (size_t i = 0; i < score_biases; ++i) list.add(bias_name(model, i), {model.moe.experts});
+  if (!moments) return list;
+  for (const ParamSpec& p : table) {
+    list.add(p.name + ".exp_avg", p.shape);
+    list.add(p.name + ".exp_avg_sq", p.shape);
   }
-  return tensors;
+  return list;
+}
+
+void add_biases(Model& model, StateList& list) {
+  for (size_t i = 0; i < model.score_bias().size(); ++i) {
+    const Tensor& bias = model.score_bias()[i];
+    if (bias.defined()) list.slice(bias_name(model.config(), i), 0, bias);
+  }
+}
+
+// First element of the rank's part in the whole tensor.
+int64_t first_element(const ParamShape& p) {
+  int64_t row = 1;
+  for (size_t i = 1; i < p.whole_shape.size(); ++i) row *= p.whole_shape[i];
+  return p.first * row;
+}
+
+void add_values(const ParamStore& params, StateList& list) {
+  for (size_t i = 0; i < params.params().size(); ++i) {
+    const ParamShape& info = params.params()[i].info;
+    for (const ParamStore::Run& run : params.value_runs(static_cast<int64_t>(i))) {
+      list.slice(info.name, first_element(info) + run.begin, run.value);
+    }
+  }
+}
+
+Tensor run_of(const Tensor& flat, int64_t begin, int64_t end) {
+  return flat.reshape({flat.elements()}).reshape({flat.elements(), 1}).row_range(begin, end).reshape({end - begin});
+}
+
+}  // namespace
+
+std::vector<StateTensor> weight_tensors(Model& model) {
+  StateList list = state_list(model.config(), model.score_bias().size(), false);
+  add_values(model.params(), list);
+  add_biases(model, list);
+  return list.tensors;
+}
+
+std::vector<StateTensor> owned_state(TrainStep& step) {
+  Model& model = step.model();
+  StateList list = state_list(model.config(), model.score_bias().size(), true);
+  const std::vector<Param>& params = step.params().params();
+  for (size_t i = 0; i < params.size(); ++i) {
+    const Param& p = params[i];
+    for (const Optimizer::Part& part : step.optimizer().parts(static_cast<int64_t>(i))) {
+      // Of what several ranks have, the one that counts it in the global norm saves it.
+      for (const ParamStore::Piece& counted : step.params().norm_parts()) {
+        if (counted.group != p.info.group) continue;
+        const int64_t end = part.begin + part.value.elements();
+        const int64_t from = std::max(part.begin, counted.begin - p.offset);
+        const int64_t to = std::min(end, counted.end - p.offset);
+        if (from >= to) continue;
+        const auto cut = [&](const Tensor& t) { return run_of(t, from - part.begin, to - part.begin); };
+        const int64_t begin = first_element(p.info) + from;
+        list.slice(p.info.name, begin, cut(part.value));
+        list.slice(p.info.name + ".exp_avg", begin, cut(part.exp_avg));
+        list.slice(p.info.name + ".exp_avg_sq", begin, cut(part.exp_avg_sq));
+      }
+    }
+  }
+  add_biases(model, list);
+  return list.tensors;
+}
+
+std::vector<StateTensor> wanted_state(TrainStep& step) {
+  Model& model = step.model();
+  StateList list = state_list(model.config(), model.score_bias().size(), true);
+  add_values(step.params(), list);
+  const std::vector<Param>& params = step.params().params();
+  for (size_t i = 0; i < params.size(); ++i) {
+    const ParamShape& info = params[i].info;
+    for (const Optimizer::Part& part : step.optimizer().parts(static_cast<int64_t>(i))) {
+      const int64_t begin = first_element(info) + part.begin;
+      list.slice(info.name + ".exp_avg", begin, part.exp_avg);
+      list.slice(info.name + ".exp_avg_sq", begin, part.exp_avg_sq);
+    }
+  }
+  add_biases(model, list);
+  return list.tensors;
 }
 
 TrainerState TrainerRecord::to_state() const {

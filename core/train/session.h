@@ -35,11 +35,14 @@ int64_t rows_of_steps(const BatchConfig& batch, int64_t steps);
 // rows than there are, or no step fits.
 int64_t total_steps(const RunConfig& config, int64_t instances);
 
-// What a model computes with, as a checkpoint names it: parameters, and score biases by their block.
+// What a model computes with, as a checkpoint names it: every parameter of the whole model, and score biases by their
+// block. Slices are what this rank has.
 std::vector<StateTensor> weight_tensors(Model& model);
 
-// All tensors of a checkpoint: the weights and the optimizer's moments.
-std::vector<StateTensor> state_tensors(TrainStep& step);
+// All tensors of a checkpoint, the weights and the optimizer's moments. To be saved: over all ranks each element is in
+// one slice. To be loaded: all that this rank has.
+std::vector<StateTensor> owned_state(TrainStep& step);
+std::vector<StateTensor> wanted_state(TrainStep& step);
 
 // Everything of a run that is not a tensor.
 struct TrainerRecord {

@@ -51,6 +51,11 @@ inline void write_file(const std::string& path, const std::string& text) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
 }
 
+// The memory of a tensor that one rank has whole.
+inline void* memory_of(const StateTensor& state) {
+  return state.slices.at(0).tensor.data;
+}
+
 // Tensors with their memory. Filled with numbers that depend on `seed`.
 struct TestState {
   std::deque<std::vector<char>> memory;
@@ -60,12 +65,12 @@ struct TestState {
     int64_t elements = 1;
     for (int64_t dim : shape) elements *= dim;
     memory.emplace_back(static_cast<size_t>(elements * bytes_of(dtype)) + 8);
-    tensors.push_back({name, shape, Tensor(memory.back().data(), dtype, {elements})});
+    tensors.push_back(whole_tensor(name, shape, Tensor(memory.back().data(), dtype, {elements})));
   }
   void fill(unsigned seed) {
     for (const StateTensor& state : tensors) {
-      auto* bytes = static_cast<unsigned char*>(state.tensor.data);
-      for (int64_t i = 0; i < state.tensor.bytes(); ++i) {
+      auto* bytes = static_cast<unsigned char*>(memory_of(state));
+      for (int64_t i = 0; i < state.bytes(); ++i) {
         seed = seed * 1664525u + 1013904223u;
         bytes[i] = static_cast<unsigned char>(seed >> 24);
       }
@@ -73,8 +78,8 @@ struct TestState {
   }
   bool equals(const TestState& other) const {
     for (size_t i = 0; i < tensors.size(); ++i) {
-      const Tensor& mine = tensors[i].tensor;
-      if (std::memcmp(mine.data, other.tensors[i].tensor.data, static_cast<size_t>(mine.bytes())) != 0) return false;
+      const auto bytes = static_cast<size_t>(tensors[i].bytes());
+      if (std::memcmp(memory_of(tensors[i]), memory_of(other.tensors[i]), bytes) != 0) return false;
     }
     return tensors.size() == other.tensors.size();
   }
@@ -106,7 +111,7 @@ inline const char* kConfigText = "run:\n  steps: 3\n";
 
 // Small shards, so that every kind of tensor is spread over several.
 inline void save_test(const std::string& run, int64_t step, const TestState& state) {
-  save_checkpoint(run, step, state.tensors, trainer_state(), kConfigText, 200);
+  save_checkpoint(run, step, state.tensors, trainer_state(), kConfigText, {}, 200);
 }
 
 // Runs `action` and gives the message of the UserError or RunError it throws, "" when it throws none.

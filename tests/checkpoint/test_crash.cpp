@@ -2,13 +2,12 @@
 #include <omp.h>
 #include <sys/wait.h>
 
-#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 
 #include "core/checkpoint/folder.h"
 #include "tests/catch.h"
-#include "tests/checkpoint/fixture.h"
+#include "tests/checkpoint/spread.h"
 
 using namespace olmo;
 using namespace olmo::test;
@@ -16,15 +15,16 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Saves and prunes in a child that dies at `point`; whether it did.
-bool killed_while_saving(const std::string& run, int64_t step, const TestState& state, int point) {
+// Saves, as `world` ranks, and prunes in a child that dies at `point`; whether it did.
+bool killed_while_saving(const std::string& run, int64_t step, const TestState& state, const std::string& point,
+                         int64_t world = 1) {
   const pid_t child = ::fork();
   if (child == 0) {
     // A fork has none of its parent's OpenMP threads.
     omp_set_num_threads(1);
-    ::setenv("OLMOTRAIN_TEST_KILL_IN_SAVE", std::to_string(point).c_str(), 1);
+    ::setenv("OLMOTRAIN_TEST_KILL_IN_SAVE", point.c_str(), 1);
     try {
-      save_test(run, step, state);
+      save_spread(run, step, state, world, 4);
       prune_checkpoints(run, 1, 0);
     } catch (...) {
       ::_exit(1);
@@ -34,16 +34,6 @@ bool killed_while_saving(const std::string& run, int64_t step, const TestState& 
   int status = 0;
   ::waitpid(child, &status, 0);
   return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-}
-
-// The names in a folder, sorted.
-std::vector<std::string> names_in(const std::string& folder) {
-  std::vector<std::string> names;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    names.push_back(entry.path().filename().string());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 // A good checkpoint must be found without a warning; gives which of the two states it holds.
@@ -64,7 +54,7 @@ void check_crash(int64_t old_step, int64_t new_step, int point, bool expect_new)
   const TestState old = make_state(1);
   const TestState fresh = make_state(2);
   save_test(run.path(), old_step, old);
-  REQUIRE(killed_while_saving(run.path(), new_step, fresh, point));
+  REQUIRE(killed_while_saving(run.path(), new_step, fresh, std::to_string(point)));
   CHECK(state_found(run.path(), old, fresh) == (expect_new ? 1 : 0));
   CHECK(list_checkpoints(run.path()).back().step == (expect_new ? new_step : old_step));
   SECTION("the next pruning loses nothing") {
@@ -126,17 +116,34 @@ TEST_CASE("killed while replacing the checkpoint of the same step") {
   }
 }
 
+TEST_CASE("killed while several ranks save") {
+  const TestState old = make_state(1);
+  const TestState fresh = make_state(2);
+  for (const char* point : {"1", "101@2", "103@1", "105@0", "7@2", "2", "3", "4"}) {
+    CAPTURE(point);
+    const RunFolder run;
+    const int64_t step = *point == '3' ? 100 : 200;
+    save_test(run.path(), 100, old);
+    REQUIRE(killed_while_saving(run.path(), step, fresh, point, 3));
+    CHECK(state_found(run.path(), old, fresh) == (*point == '4' ? 1 : 0));
+    CHECK(save_spread(run.path(), step, fresh, 2, 5) == "");
+    prune_checkpoints(run.path(), 1, 0);
+    CHECK(state_found(run.path(), old, fresh) == 1);
+    CHECK(names_in(run.path()) == std::vector<std::string>{"latest", step_name(step)});
+  }
+}
+
 TEST_CASE("killed at moments of the clock's choosing") {
   const RunFolder run;
   const TestState first = make_state(1);
   save_test(run.path(), 1, first);
-  for (int i = 0; i < 20; ++i) {
+  for (int i = 0; i < 24; ++i) {
     const pid_t child = ::fork();
     if (child == 0) {
       omp_set_num_threads(1);
       try {
         for (int64_t step = 2;; ++step) {
-          save_test(run.path(), step, first);
+          save_spread(run.path(), step, first, 1 + i % 3, 6);
           prune_checkpoints(run.path(), 1, 0);
         }
       } catch (...) {

@@ -28,9 +28,31 @@ std::string raw_fault(const RunFolder& folder, const std::string& text) {
   return message_of<RunError>([&] { SafetensorsFile file(folder / "file"); });
 }
 
+struct Item {
+  SafetensorsItem item;
+  std::string data;
+};
+
 template <class T>
-SafetensorsItem item(const char* name, const char* dtype, std::vector<int64_t> shape, const std::vector<T>& values) {
-  return {name, dtype, std::move(shape), values.data(), static_cast<int64_t>(values.size() * sizeof(T))};
+Item item(const char* name, const char* dtype, std::vector<int64_t> shape, const std::vector<T>& values) {
+  const std::string data(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+  return {{name, dtype, std::move(shape), static_cast<int64_t>(data.size())}, data};
+}
+
+Item empty_item(const char* name, const char* dtype, std::vector<int64_t> shape) {
+  return {{name, dtype, std::move(shape), 0}, ""};
+}
+
+// Writes a file as its plan says.
+void write_safetensors(const std::string& path, const std::vector<Item>& items,
+                       const std::map<std::string, std::string>& metadata) {
+  std::vector<SafetensorsItem> tensors;
+  for (const Item& i : items) tensors.push_back(i.item);
+  const SafetensorsPlan plan = plan_safetensors(path, tensors, metadata);
+  std::string text = plan.head;
+  text.resize(static_cast<size_t>(plan.bytes));
+  for (const Item& i : items) text.replace(static_cast<size_t>(plan.offsets.at(i.item.name)), i.data.size(), i.data);
+  write_file(path, text);
 }
 
 }  // namespace
@@ -78,7 +100,7 @@ TEST_CASE("empty files, empty tensors and odd names go round") {
   const std::string name = "q\"uote\\ \n \xc3\xa9";
   write_safetensors(
       folder / "odd",
-      {item(name.c_str(), "F32", {1}, one), {"e", "F32", {0, 5}, nullptr, 0}, {"f", "F64", {2, 0}, nullptr, 0}},
+      {item(name.c_str(), "F32", {1}, one), empty_item("e", "F32", {0, 5}), empty_item("f", "F64", {2, 0})},
       {{"a\"b", "c\n"}});
   const SafetensorsFile file(folder / "odd");
   CHECK(file.values(name) == std::vector<double>{3.0});
@@ -90,16 +112,13 @@ TEST_CASE("empty files, empty tensors and odd names go round") {
 TEST_CASE("the writer refuses what the reader would") {
   const RunFolder folder;
   const std::vector<float> f{1.0f, 2.0f};
-  const auto fault = [&](const std::vector<SafetensorsItem>& items) {
+  const auto fault = [&](const std::vector<Item>& items) {
     return message_of<RunError>([&] { write_safetensors(folder / "file", items, {}); });
   };
   CHECK(has(fault({item("a", "F32", {2}, f), item("a", "F32", {2}, f)}), "given twice"));
   CHECK(has(fault({item("a", "F32", {3}, f)}), "do not fit"));
   CHECK(has(fault({item("a", "FP32", {2}, f)}), "unknown dtype"));
   CHECK(has(fault({item("__metadata__", "F32", {2}, f)}), "reserved"));
-  write_file(folder / "file", "mine");
-  CHECK(has(fault({item("a", "F32", {2}, f)}), "File exists"));
-  CHECK(read_file(folder / "file") == "mine");
 }
 
 TEST_CASE("values of every dtype that has numbers") {

@@ -29,7 +29,8 @@ struct SavedRun {
     fs::remove_all(run, ignored);
   }
   static std::vector<StateTensor> tensors(float* weights, double* moments) {
-    return {{"w", {2, 3}, Tensor(weights, DType::f32, {2, 3})}, {"w.exp_avg", {2}, Tensor(moments, DType::f64, {2})}};
+    return {whole_tensor("w", {2, 3}, Tensor(weights, DType::f32, {2, 3})),
+            whole_tensor("w.exp_avg", {2}, Tensor(moments, DType::f64, {2}))};
   }
   std::string text(const std::string& name) const {
     std::ifstream in(folder + "/" + name, std::ios::binary);

@@ -139,8 +139,8 @@ inline Tensor first_moment(TrainStep& step, int64_t index) {
 // All parameters, moments and score biases, end to end.
 inline std::vector<float> state_of(TrainStep& step) {
   std::vector<float> all;
-  for (const StateTensor& t : state_tensors(step)) {
-    all.insert(all.end(), t.tensor.f32(), t.tensor.f32() + t.tensor.elements());
+  for (const StateTensor& t : owned_state(step)) {
+    for (const StateSlice& s : t.slices) all.insert(all.end(), s.tensor.f32(), s.tensor.f32() + s.tensor.elements());
   }
   return all;
 }

@@ -128,7 +128,7 @@ TEST_CASE("a checkpoint's weights and score biases are what generation uses") {
   Trainer t(c);
   for (int64_t step = 1; step <= 8; ++step) t.step.run(make_batch(c, step), 1e-3);
   const TemporaryFolder folder;
-  save_checkpoint(folder.file(""), 8, state_tensors(t.step), {}, print_config(c));
+  save_checkpoint(folder.file(""), 8, owned_state(t.step), {}, print_config(c));
   Generator generator(c, Device::cpu(kThreads), kCapacity);
   generator.load(folder.file("step000008"));
 
