@@ -1,4 +1,8 @@
 // Launch: numbering, groups of layouts, texts and errors that ranks share.
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+
 #include "kernels/error.h"
 #include "tests/ranks/ranks.h"
 
@@ -61,6 +65,33 @@ TEST_CASE("every group of every layout has the members that the layout says") {
       }
     }
   }
+}
+
+TEST_CASE("ranks are numbered node by node in the launcher's order, wherever the launcher put them") {
+  Launch& launch = Launch::get();
+  const char* started_as = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (started_as == nullptr) return;                     // another launcher
+  std::vector<std::pair<int64_t, std::string>> by_rank;  // launcher's number and host
+  for (const std::string& number : launch.gather(started_as)) {
+    by_rank.emplace_back(std::stoll(number), launch.hosts()[by_rank.size()]);
+  }
+  std::map<std::string, int64_t> lowest, members;
+  for (const auto& [number, host] : by_rank) {
+    lowest.emplace(host, number);
+    lowest[host] = std::min(lowest[host], number);
+    ++members[host];
+  }
+  auto expected = by_rank;
+  std::sort(expected.begin(), expected.end(), [&](const auto& a, const auto& b) {
+    return std::make_pair(lowest[a.second], a.first) < std::make_pair(lowest[b.second], b.first);
+  });
+  CHECK(by_rank == expected);
+  CHECK(launch.nodes() == static_cast<int64_t>(members.size()));
+  if (std::getenv("OLMOTRAIN_TEST_HOST") != nullptr) CHECK(launch.nodes() == 2);
+  CHECK(launch.local_ranks() == members[launch.host()]);
+  int64_t before = 0;
+  for (int64_t r = 0; r < launch.rank(); ++r) before += launch.hosts()[static_cast<size_t>(r)] == launch.host();
+  CHECK(launch.local_rank() == before);
 }
 
 TEST_CASE("a layout that does not fit is refused on every rank") {
