@@ -25,8 +25,10 @@ void add_bench_command(CLI::App& app) {
       "\n"
       "Token ids are random: no data files are needed.");
   command->callback([=] {
-    const RunConfig config = load(options->config);
-    if (!printed_config(options->config, config)) bench(config, options->steps, options->json);
+    on_ranks([&] {
+      const RunConfig config = load(options->config);
+      if (!printed_config(options->config, config)) bench(config, options->steps, options->json);
+    });
   });
 }
 

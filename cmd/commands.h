@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,10 @@ void add_config_command(CLI::App& app);
 // are thrown instead: UserError ends in 2, anything else in 1.
 int& exit_code();
 
+// Runs a command that computes on every rank that the launcher started; only the first one prints. Errors that all
+// ranks throw alike are printed once, and end every rank in order.
+void on_ranks(const std::function<void()>& command);
+
 // Options of every command that works from a run file.
 struct ConfigOptions {
   std::string path;                    // run.yaml, empty = defaults only
@@ -31,8 +36,8 @@ struct ConfigOptions {
 // Adds `run.yaml`, `--set KEY=VALUE...` and `--print-config`. `options` must live as long as `app`.
 void add_config_options(CLI::App& app, ConfigOptions& options);
 
-// The checked config of a command. A word among the overrides without `=` is the run file when none was given before
-// them
+// The checked config of a command, on every rank. A word among the overrides without `=` is the run file when none was
+// given before them
 // (`--set a=1 run.yaml`). Throws UserError.
 RunConfig load(const ConfigOptions& options);
 

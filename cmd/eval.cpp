@@ -21,8 +21,10 @@ void add_eval_command(CLI::App& app) {
       "  olmotrain eval configs/smoke.yaml\n"
       "  olmotrain eval configs/smoke.yaml --checkpoint runs/smoke/step000100 --set 'data.eval={mine: [mine.npy]}'");
   command->callback([=] {
-    const RunConfig config = load(options->config);
-    if (!printed_config(options->config, config)) evaluate_checkpoint(config, options->checkpoint, options->json);
+    on_ranks([&] {
+      const RunConfig config = load(options->config);
+      if (!printed_config(options->config, config)) evaluate_checkpoint(config, options->checkpoint, options->json);
+    });
   });
 }
 

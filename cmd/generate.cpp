@@ -45,7 +45,7 @@ void add_generate_command(CLI::App& app) {
       request->prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
       while (!request->prompt.empty() && request->prompt.back() == '\n') request->prompt.pop_back();
     }
-    generate_text(*request);
+    on_ranks([&] { generate_text(*request); });
   });
 }
 

@@ -14,6 +14,7 @@
 #include "cmd/commands.h"
 #include "core/config/nearest.h"
 #include "kernels/error.h"
+#include "parallel/launch.h"
 
 namespace olmo {
 namespace {
@@ -45,6 +46,23 @@ void print_error(std::string text) {
     if (c == '\n' || c == '\r') c = ' ';
   }
   std::cerr << "olmotrain: " << text << std::endl;
+}
+
+// Prints an error and ends: an error that all ranks have is printed by the first one and they end in order; one that
+// only this rank has takes the others down, who would wait for it for ever.
+int end_ranks(const std::string& text, int code) {
+  Launch* launch = Launch::started();
+  if (launch == nullptr || launch->world() == 1) {
+    print_error(text);
+    return code;
+  }
+  if (!launch->failed_together()) {
+    print_error(fmt::format("rank {}: {}", launch->rank(), text));
+    launch->abort(code);
+  }
+  if (launch->rank() == 0) print_error(text);
+  launch->finalize();
+  return code;
 }
 
 // The command that was being parsed when an error came up.
@@ -89,8 +107,8 @@ void keep_standard_streams() {
 // What the system says of a path, as one line: most of it is for the user to put right.
 int report(const std::filesystem::filesystem_error& error) {
   const std::error_code code = error.code();
-  print_error(fmt::format("{}: {}", error.path1().string(), code.message()));
-  return code == std::errc::io_error || code == std::errc::no_space_on_device ? kFailure : kUserError;
+  const bool failure = code == std::errc::io_error || code == std::errc::no_space_on_device;
+  return end_ranks(fmt::format("{}: {}", error.path1().string(), code.message()), failure ? kFailure : kUserError);
 }
 
 // Token files and checkpoints are mapped: touching a page that the file no longer has is this signal.
@@ -133,12 +151,10 @@ int main(int argc, char** argv) {
   try {
     return olmo::run(argc, argv);
   } catch (const olmo::UserError& error) {
-    olmo::print_error(error.what());
-    return olmo::kUserError;
+    return olmo::end_ranks(error.what(), olmo::kUserError);
   } catch (const std::filesystem::filesystem_error& error) {
     return olmo::report(error);
   } catch (const std::exception& error) {
-    olmo::print_error(error.what());
-    return olmo::kFailure;
+    return olmo::end_ranks(error.what(), olmo::kFailure);
   }
 }

@@ -1,15 +1,26 @@
 // The options that commands with a run file share.
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <filesystem>
-#include <iostream>
 
 #include "cmd/commands.h"
+#include "core/train/progress.h"
+#include "parallel/launch.h"
 
 namespace olmo {
 
 int& exit_code() {
   static int code = 0;
   return code;
+}
+
+void on_ranks(const std::function<void()>& command) {
+  Launch& launch = Launch::get();
+  speaks() = launch.rank() == 0;
+  if (!speaks()) spdlog::set_level(spdlog::level::off);
+  command();
+  launch.finalize();
 }
 
 void add_config_options(CLI::App& app, ConfigOptions& options) {
@@ -31,11 +42,13 @@ RunConfig load(const ConfigOptions& options) {
     path = *file;
     overrides.erase(file);
   }
-  return load_config(path, overrides);
+  RunConfig config;
+  Launch::get().agree([&] { config = load_config(path, overrides); });
+  return config;
 }
 
 bool printed_config(const ConfigOptions& options, const RunConfig& config) {
-  if (options.print) std::cout << print_config(config);
+  if (options.print) say("{}", print_config(config));
   return options.print;
 }
 

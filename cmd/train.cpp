@@ -19,16 +19,19 @@ void add_train_command(CLI::App& app) {
       "Examples:\n"
       "  olmotrain train configs/smoke.yaml\n"
       "  olmotrain train configs/smoke.yaml --set run.folder=runs/hot optim.lr=8e-3\n"
+      "  mpirun -np 4 olmotrain train configs/smoke.yaml --set parallel.ep=2 parallel.pp=2\n"
       "\n"
       "Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint and stop (exit status 75); the same command goes on from there.");
   command->callback([=] {
-    const RunConfig config = load(*options);
-    if (printed_config(*options, config)) return;
-    if (*only_check) {
-      dry_run(config);
-    } else if (train(config) == TrainEnd::stopped) {
-      exit_code() = kStoppedAndSaved;
-    }
+    on_ranks([&] {
+      const RunConfig config = load(*options);
+      if (printed_config(*options, config)) return;
+      if (*only_check) {
+        dry_run(config);
+      } else if (train(config) == TrainEnd::stopped) {
+        exit_code() = kStoppedAndSaved;
+      }
+    });
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <vector>
 
 #include "core/config/config.h"
@@ -13,7 +14,6 @@
 namespace olmo {
 namespace {
 
-constexpr int64_t kWorld = 1;  // ranks of this version
 constexpr int64_t kMaxTokens = 2147483647;
 
 // The divisors of n, at most the eight nearest to `near`, for messages that say what would work.
@@ -42,6 +42,7 @@ class Rules {
     check_version();
     check_run();
     check_model();
+    check_parallel();
     check_batch();
     check_data();
     check_optim();
@@ -71,29 +72,83 @@ class Rules {
 
   void only(const std::string& key, bool holds, const std::string& value, const std::string& allowed) const {
     if (holds) return;
-    fail({key}, "{} is {}: this version trains in fp32 on the CPU on one rank; set it to {}", key, value, allowed);
+    fail({key}, "{} is {}: this version trains in fp32 on the CPU; set it to {}", key, value, allowed);
   }
 
   void check_version() const {
-    const ParallelConfig& p = c_.parallel;
-    const auto one = [&](const std::string& key, int64_t value) { only(key, value == 1, std::to_string(value), "1"); };
-    const auto text = [&](const std::string& key, const std::string& value, const std::string& allowed) {
-      only(key, value == allowed, print_text(value), allowed);
-    };
     only("run.device", c_.run.device != "cuda", c_.run.device, "cpu or auto");
     only("run.cuda_graphs", c_.run.cuda_graphs != "on", c_.run.cuda_graphs, "auto or off");
-    one("parallel.pp", p.pp);
-    one("parallel.ep", p.ep);
-    text("parallel.strategy", p.strategy, "ddp");
-    text("parallel.pipeline", p.pipeline, "1f1b");
-    one("parallel.chunks", p.chunks);
-    only("parallel.split", p.split.empty(), "a list of blocks", "[]");
-    text("parallel.expert_path", p.expert_path, "sync");
-    one("parallel.waves", p.waves);
-    only("parallel.two_batch_overlap", !p.two_batch_overlap, "true", "false");
-    text("parallel.ep_transport", p.ep_transport, "auto");
-    text("precision.mode", c_.precision_mode, "fp32");
-    text("recompute.mode", c_.recompute_mode, "none");
+    only("precision.mode", c_.precision_mode == "fp32", print_text(c_.precision_mode), "fp32");
+    only("recompute.mode", c_.recompute_mode == "none", print_text(c_.recompute_mode), "none");
+  }
+
+  void check_parallel() const {
+    const ParallelConfig& p = c_.parallel;
+    if (p.strategy == "fsdp" && (p.pp > 1 || p.ep > 1)) {
+      fail({"parallel.strategy", "parallel.pp", "parallel.ep"},
+           "parallel.strategy is fsdp with parallel.pp {} and parallel.ep {}; fsdp goes with pp 1 and ep 1", p.pp,
+           p.ep);
+    }
+    check_pipeline(p);
+    check_experts(p);
+  }
+
+  void check_pipeline(const ParallelConfig& p) const {
+    const bool fits = p.pipeline == "1f1b" ? p.chunks == 1 : p.pipeline == "1f1b-v" ? p.chunks == 2 : p.chunks >= 2;
+    if (p.pp > 1 && !fits) {
+      fail({"parallel.chunks", "parallel.pipeline"}, "parallel.chunks is {} with parallel.pipeline {}; allowed: {}",
+           p.chunks, p.pipeline,
+           p.pipeline == "1f1b"     ? "1"
+           : p.pipeline == "1f1b-v" ? "2"
+                                    : "2 and more");
+    }
+    if (p.chunks > 1 && p.pp == 1) {
+      fail({"parallel.chunks", "parallel.pp"}, "parallel.chunks is {} with parallel.pp 1; allowed: 1", p.chunks);
+    }
+    const int64_t stages = p.pp * p.chunks;
+    if (stages > c_.model.n_layers) {
+      fail(
+          {"parallel.pp", "parallel.chunks", "model.n_layers"},
+          "parallel.pp {} with {} stages per rank needs {} blocks, model.n_layers is {}; lower parallel.pp or give the "
+          "model more layers",
+          p.pp, p.chunks, stages, c_.model.n_layers);
+    }
+    const int64_t blocks = std::accumulate(p.split.begin(), p.split.end(), int64_t{0});
+    const bool empty_stage = std::find(p.split.begin(), p.split.end(), 0) != p.split.end();
+    if (!p.split.empty() &&
+        (static_cast<int64_t>(p.split.size()) != stages || blocks != c_.model.n_layers || empty_stage)) {
+      fail({"parallel.split", "parallel.pp"},
+           "parallel.split has {} numbers that add up to {}; allowed: one of 1 or more for each of the {} stages, "
+           "adding up to model.n_layers {}",
+           p.split.size(), blocks, stages, c_.model.n_layers);
+    }
+  }
+
+  void check_experts(const ParallelConfig& p) const {
+    const MoeConfig& moe = c_.model.moe;
+    if (p.ep > 1 && c_.model.dense.layers >= c_.model.n_layers) {
+      fail({"parallel.ep"}, "parallel.ep is {}, but the model has no block with experts; set it to 1", p.ep);
+    }
+    if (moe.experts % p.ep != 0) {
+      fail({"parallel.ep", "model.moe.experts"},
+           "parallel.ep is {}, which does not divide model.moe.experts {}; it may be {}", p.ep, moe.experts,
+           divisors(moe.experts, p.ep));
+    }
+    const int64_t local = moe.experts / p.ep;
+    if (p.waves > 1 && p.ep == 1) {
+      fail({"parallel.waves", "parallel.ep"},
+           "parallel.waves is {} with parallel.ep 1, where no tokens travel; set it to 1", p.waves);
+    }
+    if (local % p.waves != 0) {
+      fail({"parallel.waves", "parallel.ep", "model.moe.experts"},
+           "parallel.waves is {}, which does not divide the {} experts of a rank; it may be {}", p.waves, local,
+           divisors(local, p.waves));
+    }
+    if (p.two_batch_overlap && (p.ep == 1 || p.pp > 1)) {
+      fail({"parallel.two_batch_overlap"},
+           "parallel.two_batch_overlap is true with parallel.ep {} and parallel.pp {}; it needs ep above 1 and pp 1",
+           p.ep, p.pp);
+    }
   }
 
   void check_run() const {
@@ -153,7 +208,7 @@ class Rules {
   }
 
   void check_rows(const std::string& key, int64_t rows) const {
-    const int64_t unit = c_.batch.micro_rows * kWorld;
+    const int64_t unit = c_.batch.micro_rows;
     if (rows % unit == 0) return;
     fail({key, "batch.micro_rows"}, "{} is {}, not a multiple of batch.micro_rows {}; micro_rows may be {}", key, rows,
          c_.batch.micro_rows, divisors(rows, c_.batch.micro_rows));
@@ -189,7 +244,7 @@ class Rules {
   }
 
   void check_warmup_unit(const std::string& key, int64_t rows) const {
-    if (rows % (c_.batch.micro_rows * kWorld) == 0) return;
+    if (rows % c_.batch.micro_rows == 0) return;
     fail({"batch.warmup", "batch.micro_rows"},
          "{}.rows is {}, not a multiple of batch.micro_rows {}; use such a multiple", key, rows, c_.batch.micro_rows);
   }
@@ -267,6 +322,28 @@ void check_rules(const RunConfig& config, const std::map<std::string, std::strin
 
 void check_config(const RunConfig& config) {
   check_rules(config, {});
+}
+
+void check_layout(const RunConfig& config, const Layout& layout) {
+  const int64_t unit = config.batch.micro_rows * layout.dp;
+  const auto check = [&](const std::string& key, int64_t rows) {
+    if (rows % unit == 0) return;
+    if (rows % layout.dp != 0) {
+      throw UserError(
+          "{} is {}, which cannot be shared among {} data-parallel ranks ({} ranks / parallel.pp {}); use a "
+          "multiple of {}, such as {}",
+          key, rows, layout.dp, layout.world, layout.pp, unit, ((rows + unit - 1) / unit) * unit);
+    }
+    throw UserError(
+        "{} is {}, which is {} rows on each of {} data-parallel ranks, not a multiple of batch.micro_rows {}; "
+        "micro_rows may be {}",
+        key, rows, rows / layout.dp, layout.dp, config.batch.micro_rows,
+        divisors(rows / layout.dp, config.batch.micro_rows));
+  };
+  check("batch.rows", config.batch.rows);
+  for (size_t i = 0; i < config.batch.warmup.size(); ++i) {
+    check(fmt::format("batch.warmup[{}].rows", i), config.batch.warmup[i].rows);
+  }
 }
 
 }  // namespace olmo

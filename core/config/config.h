@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/config/run_config.h"
+#include "parallel/layout.h"
 
 namespace olmo {
 
@@ -19,6 +20,10 @@ RunConfig parse_config(std::string_view yaml, const std::string& origin, const s
 
 // Cross-key rules (heads divisible by KV heads, top_k <= experts, rows divisible by micro_rows, ...). Throws UserError.
 void check_config(const RunConfig& config);
+
+// What must also hold on a layout: every data-parallel rank gets whole micro-batches. Throws UserError with the numbers
+// that would work.
+void check_layout(const RunConfig& config, const Layout& layout);
 
 // The resolved config as YAML: every key, in schema order. parse_config(print_config(c)) gives c again.
 std::string print_config(const RunConfig& config);

@@ -113,15 +113,15 @@ struct ScheduleConfig {
   ScheduleUnit unit = ScheduleUnit::steps;
 };
 
-// One rank is what this version runs; the keys are those of multi-rank layouts.
 struct ParallelConfig {
   int64_t pp = 1;
   int64_t ep = 1;
   std::string strategy = "ddp";
   bool shard_optimizer = true;
   std::string pipeline = "1f1b";
-  int64_t chunks = 1;
-  std::vector<int64_t> split;
+  int64_t chunks = 1;          // stages of a pipeline rank
+  std::vector<int64_t> split;  // blocks of each stage, empty = by work
+  int64_t bucket_mib = 250;
   std::string expert_path = "sync";
   double capacity_factor = 1.25;
   int64_t waves = 1;
@@ -130,9 +130,10 @@ struct ParallelConfig {
 };
 
 struct CheckpointConfig {
-  int64_t every = 100;          // steps between checkpoints, 0 = only at the end
-  int64_t keep_last = 2;        // newest checkpoints kept, 0 = all
-  int64_t keep_every = 0;       // checkpoints of these multiples are kept for ever, 0 = none
+  int64_t every = 100;     // steps between checkpoints, 0 = only at the end
+  int64_t keep_last = 2;   // newest checkpoints kept, 0 = all
+  int64_t keep_every = 0;  // checkpoints of these multiples are kept for ever, 0 = none
+  bool async = false;
   std::string resume = "auto";  // auto: newest in the run folder, if any | never | latest | a checkpoint folder
 };
 

@@ -12,25 +12,29 @@ float eps_of(const BlockContext& ctx) {
   return static_cast<float>(ctx.model.norm_eps);
 }
 
+// What a norm of x's rows keeps for its backward; nothing without a norm.
+Tensor norm_rstd(int64_t weight, const Tensor& x, Arena& arena) {
+  return weight < 0 ? Tensor() : arena.allocate(DType::f32, {x.rows()});
+}
+
 // One residual segment's norms and branch. `norm_out`/`norm_rstd` keep the pre norm's result; without a pre norm the
 // branch reads x itself.
 Tensor pre_norm(const BlockContext& ctx, int64_t weight, const Tensor& x, Tensor& norm_out, Tensor& rstd, Arena& arena,
                 Stream& stream) {
   if (weight < 0) return x;
   norm_out = like(x, arena);
-  rstd = arena.allocate(DType::f32, {x.rows()});
+  rstd = norm_rstd(weight, x, arena);
   ops::rms_norm_forward({x, ctx.params[weight].value, {}, norm_out, rstd, eps_of(ctx)}, stream);
   return norm_out;
 }
 
 // y = x + post(branch).
-void post_norm(const BlockContext& ctx, int64_t weight, const Tensor& x, const Tensor& branch, Tensor& rstd,
-               const Tensor& y, Arena& arena, Stream& stream) {
+void post_norm(const BlockContext& ctx, int64_t weight, const Tensor& x, const Tensor& branch, const Tensor& rstd,
+               const Tensor& y, Stream& stream) {
   if (weight < 0) {
     ops::add({x, branch, y}, stream);
     return;
   }
-  rstd = arena.allocate(DType::f32, {x.rows()});
   ops::rms_norm_forward({branch, ctx.params[weight].value, x, y, rstd, eps_of(ctx)}, stream);
 }
 
@@ -58,45 +62,90 @@ void pre_norm_backward(const BlockContext& ctx, int64_t weight, const Tensor& di
 
 }  // namespace
 
-void block_forward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& s,
-                   const Tensor& y, Arena& arena, Stream& stream) {
-  const BlockParams& p = block.params;
+void forward_begin(BlockPass& pass) {
+  const BlockContext& ctx = pass.ctx;
+  const BlockParams& p = pass.block.params;
+  BlockState& s = pass.state;
+  Arena& arena = pass.arena;
+  Stream& stream = pass.stream;
   ctx.params.acquire(p.unit, Phase::forward, stream);
 
   const Tensor attention_in = pre_norm(ctx, p.attention_pre_norm, s.x, s.xn, s.xn_rstd, arena, stream);
   s.branch = like(s.x, arena);
-  attention_forward(ctx, block, mb, s, attention_in, s.branch, arena, stream);
+  attention_forward(ctx, pass.block, pass.mb, s, attention_in, s.branch, arena, stream);
   s.a = like(s.x, arena);
-  post_norm(ctx, p.attention_post_norm, s.x, s.branch, s.branch_rstd, s.a, arena, stream);
+  s.branch_rstd = norm_rstd(p.attention_post_norm, s.x, arena);
+  post_norm(ctx, p.attention_post_norm, s.x, s.branch, s.branch_rstd, s.a, stream);
 
-  const Tensor ffn_in = pre_norm(ctx, p.ffn_pre_norm, s.a, s.an, s.an_rstd, arena, stream);
+  pass.input = pre_norm(ctx, p.ffn_pre_norm, s.a, s.an, s.an_rstd, arena, stream);
   s.mlp = like(s.x, arena);
-  feed_forward_forward(ctx, block, mb, s, ffn_in, s.mlp, arena, stream);
-  post_norm(ctx, p.ffn_post_norm, s.a, s.mlp, s.mlp_rstd, y, arena, stream);
-
-  ctx.params.release(p.unit, Phase::forward, stream);
+  s.mlp_rstd = norm_rstd(p.ffn_post_norm, s.x, arena);
+  feed_forward_begin(pass);
 }
 
-void block_backward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& s,
-                    const Tensor& grad, Arena& arena, Stream& stream) {
-  const BlockParams& p = block.params;
-  ctx.params.acquire(p.unit, Phase::backward, stream);
-  {
-    Arena::Scope scope(arena);
-    const Tensor dbranch = post_norm_backward(ctx, p.ffn_post_norm, grad, s.mlp, s.mlp_rstd, arena, stream);
-    const Tensor dinput = like(grad, arena);
-    feed_forward_backward(ctx, block, mb, s, p.ffn_pre_norm < 0 ? s.a : s.an, dbranch, dinput, arena, stream);
-    pre_norm_backward(ctx, p.ffn_pre_norm, dinput, s.a, s.an_rstd, grad, stream);
-  }
+void forward_experts(BlockPass& pass) {
+  feed_forward_experts(pass);
+}
+
+void forward_finish(BlockPass& pass, const Tensor& y) {
+  const BlockParams& p = pass.block.params;
+  const BlockState& s = pass.state;
+  feed_forward_finish(pass);
+  pass.temporaries.reset();
+  post_norm(pass.ctx, p.ffn_post_norm, s.a, s.mlp, s.mlp_rstd, y, pass.stream);
+  pass.ctx.params.release(p.unit, Phase::forward, pass.stream);
+}
+
+void backward_begin(BlockPass& pass, const Tensor& grad) {
+  const BlockParams& p = pass.block.params;
+  const BlockState& s = pass.state;
+  pass.ctx.params.acquire(p.unit, Phase::backward, pass.stream);
+  pass.temporaries.emplace(pass.arena);
+  pass.input = p.ffn_pre_norm < 0 ? s.a : s.an;
+  pass.dbranch = post_norm_backward(pass.ctx, p.ffn_post_norm, grad, s.mlp, s.mlp_rstd, pass.arena, pass.stream);
+  pass.dinput = like(grad, pass.arena);
+  feed_forward_backward_begin(pass);
+}
+
+void backward_experts(BlockPass& pass) {
+  feed_forward_backward_experts(pass);
+}
+
+void backward_finish(BlockPass& pass, const Tensor& grad) {
+  const BlockContext& ctx = pass.ctx;
+  const BlockParams& p = pass.block.params;
+  BlockState& s = pass.state;
+  Arena& arena = pass.arena;
+  Stream& stream = pass.stream;
+  feed_forward_backward_finish(pass);
+  pre_norm_backward(ctx, p.ffn_pre_norm, pass.dinput, s.a, s.an_rstd, grad, stream);
+  pass.temporaries.reset();
   {
     Arena::Scope scope(arena);
     const Tensor dbranch = post_norm_backward(ctx, p.attention_post_norm, grad, s.branch, s.branch_rstd, arena, stream);
     const Tensor dinput = like(grad, arena);
-    attention_backward(ctx, block, mb, s, p.attention_pre_norm < 0 ? s.x : s.xn, dbranch, dinput, arena, stream);
+    attention_backward(ctx, pass.block, pass.mb, s, p.attention_pre_norm < 0 ? s.x : s.xn, dbranch, dinput, arena,
+                       stream);
     pre_norm_backward(ctx, p.attention_pre_norm, dinput, s.x, s.xn_rstd, grad, stream);
   }
   ctx.params.gradients_final(p.unit, stream);
   ctx.params.release(p.unit, Phase::backward, stream);
+}
+
+void block_forward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& s,
+                   const Tensor& y, Arena& arena, Stream& stream) {
+  BlockPass pass{ctx, block, mb, s, arena, stream};
+  forward_begin(pass);
+  forward_experts(pass);
+  forward_finish(pass, y);
+}
+
+void block_backward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& s,
+                    const Tensor& grad, Arena& arena, Stream& stream) {
+  BlockPass pass{ctx, block, mb, s, arena, stream};
+  backward_begin(pass, grad);
+  backward_experts(pass);
+  backward_finish(pass, grad);
 }
 
 }  // namespace olmo

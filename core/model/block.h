@@ -6,10 +6,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/config/run_config.h"
 #include "kernels/ops.h"
+#include "parallel/expert_exchange.h"
 #include "parallel/param_store.h"
 
 namespace olmo {
@@ -39,8 +41,9 @@ struct BlockState {
   Tensor x, xn, xn_rstd, qkv, qk, qk_rstd, o, lse, branch, branch_rstd, a;
   // routing
   Tensor an, an_rstd, scores, random_scores, router_logits, lse_router, indices, weights, counts;
-  Tensor offsets, row_of_route, route_of_row;
-  // experts
+  Tensor offsets, row_of_route, route_of_row;  // one rank has all experts
+  ExchangeState exchange;                      // several ranks split them
+  // experts: rows in expert order; expert_out only where one rank has all experts
   Tensor xp, ug, h, expert_out, shared_ug, shared_h, mlp, mlp_rstd;
 };
 
@@ -65,6 +68,9 @@ struct StepSums {
   Tensor losses;       // f64 [2]: sum of CE, sum of squared log-normalisers, both without divisor
   Tensor aux;          // f64 [MoE blocks, 2]: load-balancing and router z-loss, unweighted, with divisor
   Tensor expert_load;  // i64 [MoE blocks, experts]: routes per expert
+  // Kept by the rowwise expert path, when defined:
+  Tensor drops;      // i64 [MoE blocks, 2]: routes of this rank's tokens that were dropped, and all of them
+  Tensor most_rows;  // i64 [MoE blocks]: the most rows that this rank's experts got of one micro-batch
 };
 
 // What a block's functions share.
@@ -75,6 +81,8 @@ struct BlockContext {
   const std::vector<Tensor>& score_bias;  // f32 [experts] per MoE block, or empty
   StepSums sums;                          // undefined tensors: no sums are kept (evaluation)
   KvCache* cache = nullptr;
+  // Where ranks split the experts (the store then has this rank's only); null: one rank has them all.
+  ExpertExchange* exchange = nullptr;
 };
 
 // y = block(state.x). Tensors of the state are taken from `arena`; y is the caller's. `training` keeps losses and load.
@@ -86,15 +94,42 @@ void block_forward(const BlockContext& ctx, const BlockSpec& block, const MicroB
 void block_backward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& state,
                     const Tensor& grad, Arena& arena, Stream& stream);
 
+// One pass, forward or backward, of one micro-batch over a block, in three parts: up to where rows set out to their
+// experts, the experts, and from where the rows have come back. Between the parts rows may be under way, so that
+// whoever has other work does it there. Arena memory that the pass holds meanwhile is its own: other passes take theirs
+// from other arenas.
+struct BlockPass {
+  const BlockContext& ctx;
+  const BlockSpec& block;
+  const MicroBatch& mb;
+  BlockState& state;
+  Arena& arena;
+  Stream& stream;
+
+  std::optional<Arena::Scope> temporaries = {};
+  Tensor input = {};      // of the feed-forward segment
+  Tensor by_expert = {};  // forward: the experts' outputs; backward: gradients of them
+  Tensor dbranch = {}, dinput = {}, dweights = {};
+};
+void forward_begin(BlockPass& pass);
+void forward_experts(BlockPass& pass);
+void forward_finish(BlockPass& pass, const Tensor& y);
+void backward_begin(BlockPass& pass, const Tensor& grad);
+void backward_experts(BlockPass& pass);
+void backward_finish(BlockPass& pass, const Tensor& grad);
+
 // The two segments that block.cpp puts together; `branch` is what the segment adds to its input, before the post norm.
 void attention_forward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& state,
                        const Tensor& x, const Tensor& branch, Arena& arena, Stream& stream);
 // dbranch -> dx (overwritten).
 void attention_backward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& state,
                         const Tensor& x, const Tensor& dbranch, const Tensor& dx, Arena& arena, Stream& stream);
-void feed_forward_forward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& state,
-                          const Tensor& x, const Tensor& branch, Arena& arena, Stream& stream);
-void feed_forward_backward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& state,
-                           const Tensor& x, const Tensor& dbranch, const Tensor& dx, Arena& arena, Stream& stream);
+// The feed-forward segment's share of the parts: pass.input -> state.mlp, and pass.dbranch -> pass.dinput.
+void feed_forward_begin(BlockPass& pass);
+void feed_forward_experts(BlockPass& pass);
+void feed_forward_finish(BlockPass& pass);
+void feed_forward_backward_begin(BlockPass& pass);
+void feed_forward_backward_experts(BlockPass& pass);
+void feed_forward_backward_finish(BlockPass& pass);
 
 }  // namespace olmo

@@ -1,5 +1,5 @@
-// The feed-forward segment: the shared expert (which is all there is in a dense block) and the routed experts, in the
-// five calls that every expert path has: route, dispatch, experts, combine, finish.
+// The feed-forward segment: the shared expert (which is all there is in a dense block) and the routed experts. Where
+// ranks split the experts, the shared expert computes while rows travel.
 #include "core/model/block.h"
 
 namespace olmo {
@@ -22,7 +22,7 @@ ops::Routing routing_of(const MoeConfig& moe) {
   return ops::Routing::learned;
 }
 
-// The router's decision: scores, the chosen experts and their weights, and the maps between token and expert order.
+// The router's decision: scores, the chosen experts and their weights.
 void route(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& s, const Tensor& x,
            Arena& arena, Stream& stream) {
   const MoeConfig& moe = ctx.model.moe;
@@ -36,9 +36,6 @@ void route(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb
   s.weights = arena.allocate(DType::f32, {n, moe.top_k});
   const int64_t groups = moe.granularity == BalanceGranularity::instance ? mb.rows : 1;
   s.counts = arena.allocate(DType::i32, {groups, moe.experts});
-  s.offsets = arena.allocate(DType::i32, {moe.experts + 1});
-  s.row_of_route = arena.allocate(DType::i32, {n, moe.top_k});
-  s.route_of_row = arena.allocate(DType::i32, {n * moe.top_k});
   // A sigmoid near 1 has lost its logit, which the z-loss's gradient needs.
   const bool keep_logits = moe.gating == GatingKind::sigmoid && moe.router_z != 0;
   s.router_logits = keep_logits ? arena.allocate(DType::f32, {n, moe.experts}) : Tensor();
@@ -67,12 +64,13 @@ void route(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb
          ctx.sums.expert_load[block.moe_index], ctx.sums.aux[block.moe_index], args.gating, mb.inv_divisor},
         stream);
   }
-  ops::route_map({s.indices, s.offsets, s.row_of_route, s.route_of_row}, stream);
 }
 
-// Gradient of the routing weights and of the auxiliary losses, back to the router's weight and (added) to dx.
+// Gradient of the routing weights and of the auxiliary losses, back to the router's weight and to dx, overwritten or
+// (accumulate) added to.
 void route_backward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, const BlockState& s,
-                    const Tensor& x, const Tensor& dweights, const Tensor& dx, Arena& arena, Stream& stream) {
+                    const Tensor& x, const Tensor& dweights, const Tensor& dx, bool accumulate, Arena& arena,
+                    Stream& stream) {
   const MoeConfig& moe = ctx.model.moe;
   Arena::Scope scope(arena);
   const Tensor dlogits = arena.allocate(DType::f32, {mb.tokens(), moe.experts});
@@ -82,99 +80,245 @@ void route_backward(const BlockContext& ctx, const BlockSpec& block, const Micro
                        stream);
   const ParamStore::GradTarget dw = ctx.params.gradient(block.params.router);
   ops::gemm({dlogits, x, dw.tensor, true, false, dw.accumulate}, stream);
-  ops::gemm({dlogits, ctx.params[block.params.router].value, dx, false, false, true}, stream);
+  ops::gemm({dlogits, ctx.params[block.params.router].value, dx, false, false, accumulate}, stream);
 }
 
-// Rows of the routes in expert order.
-void dispatch(const BlockContext& ctx, BlockState& s, const Tensor& x, Arena& arena, Stream& stream) {
-  const int64_t routes = s.indices.elements();
-  s.xp = arena.allocate(DType::f32, {routes, x.cols()});
-  ops::permute({x, s.route_of_row, s.xp, ctx.model.moe.top_k}, stream);
+// Some experts of this rank, and where their rows lie in expert order. Tensors may be undefined: all rows.
+using Wave = ExpertExchange::Wave;
+
+Tensor experts_of(const Tensor& weights, const Wave& wave) {
+  Tensor t = weights;
+  if (wave.experts == t.shape[0]) return t;
+  t.data = weights[wave.first_expert].data;
+  t.shape[0] = wave.experts;
+  return t;
 }
 
-void experts(const BlockContext& ctx, const BlockSpec& block, BlockState& s, Arena& arena, Stream& stream) {
-  const int64_t routes = s.xp.rows();
-  const int64_t hidden = ctx.model.moe.hidden;
-  s.ug = arena.allocate(DType::f32, {routes, 2 * hidden});
-  ops::grouped_gemm({s.xp, ctx.params[block.params.w_up_gate].value, s.ug, s.offsets, true}, stream);
-  s.h = arena.allocate(DType::f32, {routes, hidden});
-  ops::swiglu_forward({s.ug, s.h, {}}, stream);
-  s.expert_out = arena.allocate(DType::f32, {routes, s.xp.cols()});
-  ops::grouped_gemm({s.h, ctx.params[block.params.w_down].value, s.expert_out, s.offsets, false}, stream);
+void experts(const BlockContext& ctx, const BlockSpec& block, const BlockState& s, const Wave& wave, const Tensor& out,
+             Stream& stream) {
+  const Tensor up_gate = experts_of(ctx.params[block.params.w_up_gate].value, wave);
+  const Tensor down = experts_of(ctx.params[block.params.w_down].value, wave);
+  ops::grouped_gemm({s.xp, up_gate, s.ug, wave.offsets, true, wave.expected_rows}, stream);
+  ops::swiglu_forward({s.ug, s.h, wave.end, wave.begin, wave.expected_rows}, stream);
+  ops::grouped_gemm({s.h, down, out, wave.offsets, false, wave.expected_rows}, stream);
 }
+
+// Where the gradients of a block's experts go, and room for that of h.
+struct ExpertGradients {
+  ParamStore::GradTarget up_gate, down;
+  Tensor dh;
+
+  ExpertGradients(ParamStore& params, const BlockParams& p, const BlockState& s, Arena& arena)
+      : up_gate(params.gradient(p.w_up_gate)),
+        down(params.gradient(p.w_down)),
+        dh(arena.allocate(DType::f32, {s.h.rows(), s.h.cols()})) {}
+};
 
 // dout in expert order -> dxp, written over xp. ug becomes its own gradient.
-void experts_backward(const BlockContext& ctx, const BlockSpec& block, BlockState& s, const Tensor& dout, Arena& arena,
-                      Stream& stream) {
-  ParamStore& params = ctx.params;
-  const BlockParams& p = block.params;
-  const ParamStore::GradTarget dw_down = params.gradient(p.w_down);
-  ops::grouped_wgrad({s.h, dout, dw_down.tensor, s.offsets, dw_down.accumulate}, stream);
-  Arena::Scope scope(arena);
-  const Tensor dh = arena.allocate(DType::f32, {s.h.rows(), s.h.cols()});
-  ops::grouped_gemm({dout, params[p.w_down].value, dh, s.offsets, true}, stream);
-  ops::swiglu_backward({dh, s.ug, s.ug, {}}, stream);
-  const ParamStore::GradTarget dw_up_gate = params.gradient(p.w_up_gate);
-  ops::grouped_wgrad({s.ug, s.xp, dw_up_gate.tensor, s.offsets, dw_up_gate.accumulate}, stream);
-  ops::grouped_gemm({s.ug, params[p.w_up_gate].value, s.xp, s.offsets, false}, stream);
+void experts_backward(const BlockContext& ctx, const BlockSpec& block, const BlockState& s, const Wave& wave,
+                      const Tensor& dout, const ExpertGradients& grads, Stream& stream) {
+  const Tensor up_gate = experts_of(ctx.params[block.params.w_up_gate].value, wave);
+  const Tensor down = experts_of(ctx.params[block.params.w_down].value, wave);
+  const int64_t rows = wave.expected_rows;
+  ops::grouped_wgrad({s.h, dout, experts_of(grads.down.tensor, wave), wave.offsets, grads.down.accumulate, rows},
+                     stream);
+  ops::grouped_gemm({dout, down, grads.dh, wave.offsets, true, rows}, stream);
+  ops::swiglu_backward({grads.dh, s.ug, s.ug, wave.end, wave.begin, rows}, stream);
+  ops::grouped_wgrad({s.ug, s.xp, experts_of(grads.up_gate.tensor, wave), wave.offsets, grads.up_gate.accumulate, rows},
+                     stream);
+  ops::grouped_gemm({s.ug, up_gate, s.xp, wave.offsets, false, rows}, stream);
 }
 
-// out = (up * silu(gate)) . W_down with up | gate = x . W_up_gate.
-void shared_expert(const BlockContext& ctx, const BlockSpec& block, BlockState& s, const Tensor& x, const Tensor& out,
-                   Arena& arena, Stream& stream) {
-  const int64_t n = x.rows();
-  const Tensor& down = ctx.params[block.params.shared_down].value;
-  s.shared_ug = arena.allocate(DType::f32, {n, 2 * block.shared_hidden});
-  ops::gemm({x, ctx.params[block.params.shared_up_gate].value, s.shared_ug, false, false, false}, stream);
-  s.shared_h = arena.allocate(DType::f32, {n, block.shared_hidden});
-  ops::swiglu_forward({s.shared_ug, s.shared_h, {}}, stream);
-  ops::gemm({s.shared_h, down[0], out, false, false, false}, stream);
+// All experts on this rank, without an exchange.
+Wave all_experts(const BlockState& s) {
+  return {0, s.offsets.elements() - 1, s.offsets, {}, {}, -1};
 }
 
-// dout -> dx, overwritten or (accumulate) added to.
-void shared_expert_backward(const BlockContext& ctx, const BlockSpec& block, BlockState& s, const Tensor& x,
-                            const Tensor& dout, const Tensor& dx, bool accumulate, Arena& arena, Stream& stream) {
-  ParamStore& params = ctx.params;
-  const BlockParams& p = block.params;
-  const ParamStore::GradTarget dw_down = params.gradient(p.shared_down);
-  ops::gemm({s.shared_h, dout, dw_down.tensor[0], true, false, dw_down.accumulate}, stream);
-  Arena::Scope scope(arena);
-  const Tensor dh = arena.allocate(DType::f32, {s.shared_h.rows(), s.shared_h.cols()});
-  ops::gemm({dout, params[p.shared_down].value[0], dh, false, true, false}, stream);
-  ops::swiglu_backward({dh, s.shared_ug, s.shared_ug, {}}, stream);
-  const ParamStore::GradTarget dw_up_gate = params.gradient(p.shared_up_gate);
-  ops::gemm({x, s.shared_ug, dw_up_gate.tensor, true, false, dw_up_gate.accumulate}, stream);
-  ops::gemm({s.shared_ug, params[p.shared_up_gate].value, dx, false, true, accumulate}, stream);
+// Kept memory of the shared expert.
+void allocate_shared(const BlockPass& pass) {
+  const int64_t hidden = pass.block.shared_hidden;
+  pass.state.shared_ug = pass.arena.allocate(DType::f32, {pass.input.rows(), 2 * hidden});
+  pass.state.shared_h = pass.arena.allocate(DType::f32, {pass.input.rows(), hidden});
+}
+
+// h = up * silu(gate) with up | gate = input . W_up_gate.
+void shared_up_gate(const BlockPass& pass) {
+  const BlockState& s = pass.state;
+  const Tensor& weight = pass.ctx.params[pass.block.params.shared_up_gate].value;
+  ops::gemm({pass.input, weight, s.shared_ug, false, false, false}, pass.stream);
+  ops::swiglu_forward({s.shared_ug, s.shared_h, {}}, pass.stream);
+}
+
+// mlp = h . W_down.
+void shared_down(const BlockPass& pass) {
+  const Tensor& weight = pass.ctx.params[pass.block.params.shared_down].value;
+  ops::gemm({pass.state.shared_h, weight[0], pass.state.mlp, false, false, false}, pass.stream);
+}
+
+// dbranch -> gradient of W_down; shared_ug becomes its own gradient.
+void shared_down_backward(const BlockPass& pass) {
+  const BlockState& s = pass.state;
+  ParamStore& params = pass.ctx.params;
+  const ParamStore::GradTarget dw = params.gradient(pass.block.params.shared_down);
+  ops::gemm({s.shared_h, pass.dbranch, dw.tensor[0], true, false, dw.accumulate}, pass.stream);
+  Arena::Scope scope(pass.arena);
+  const Tensor dh = pass.arena.allocate(DType::f32, {s.shared_h.rows(), s.shared_h.cols()});
+  ops::gemm({pass.dbranch, params[pass.block.params.shared_down].value[0], dh, false, true, false}, pass.stream);
+  ops::swiglu_backward({dh, s.shared_ug, s.shared_ug, {}}, pass.stream);
+}
+
+// Then -> gradient of W_up_gate, and dinput, overwritten or (accumulate) added to.
+void shared_up_gate_backward(const BlockPass& pass, bool accumulate) {
+  const BlockState& s = pass.state;
+  ParamStore& params = pass.ctx.params;
+  const int64_t weight = pass.block.params.shared_up_gate;
+  const ParamStore::GradTarget dw = params.gradient(weight);
+  ops::gemm({pass.input, s.shared_ug, dw.tensor, true, false, dw.accumulate}, pass.stream);
+  ops::gemm({s.shared_ug, params[weight].value, pass.dinput, false, true, accumulate}, pass.stream);
+}
+
+bool routed(const BlockPass& pass) {
+  return pass.block.moe_index >= 0;
+}
+bool shared(const BlockPass& pass) {
+  return pass.block.shared_hidden > 0;
+}
+bool travels(const BlockPass& pass) {
+  return routed(pass) && pass.ctx.exchange != nullptr;
+}
+
+void allocate_experts(const BlockPass& pass, int64_t rows) {
+  BlockState& s = pass.state;
+  const int64_t hidden = pass.ctx.model.moe.hidden;
+  s.xp = pass.arena.allocate(DType::f32, {rows, pass.input.cols()});
+  s.ug = pass.arena.allocate(DType::f32, {rows, 2 * hidden});
+  s.h = pass.arena.allocate(DType::f32, {rows, hidden});
+}
+
+// One rank has all experts: rows only change places.
+void permute(const BlockPass& pass) {
+  BlockState& s = pass.state;
+  const int64_t n = s.indices.rows();
+  const int64_t k = s.indices.cols();
+  s.offsets = pass.arena.allocate(DType::i32, {pass.ctx.model.moe.experts + 1});
+  s.row_of_route = pass.arena.allocate(DType::i32, {n, k});
+  s.route_of_row = pass.arena.allocate(DType::i32, {n * k});
+  ops::route_map({s.indices, s.offsets, s.row_of_route, s.route_of_row}, pass.stream);
+  allocate_experts(pass, n * k);
+  s.expert_out = pass.arena.allocate(DType::f32, {n * k, pass.input.cols()});
+  ops::permute({pass.input, s.route_of_row, s.xp, k}, pass.stream);
+}
+
+// What backward needs is taken from the arena first, what only this pass needs behind it.
+void dispatch(BlockPass& pass) {
+  const BlockContext& ctx = pass.ctx;
+  BlockState& s = pass.state;
+  const bool training = ctx.sums.aux.defined();
+  const auto of_block = [&](const Tensor& sums) { return sums.defined() ? sums[pass.block.moe_index] : Tensor(); };
+  const Tensor most = ctx.sums.most_rows.defined()
+                          ? ctx.sums.most_rows.column_range(pass.block.moe_index, pass.block.moe_index + 1).reshape({1})
+                          : Tensor();
+  ctx.exchange->start(s.exchange, s.indices, !training, pass.arena, pass.stream);
+  ctx.exchange->plan(s.exchange, pass.input.cols(), of_block(ctx.sums.drops), most, pass.arena, pass.stream);
+  allocate_experts(pass, s.exchange.expert_rows);
+  if (shared(pass)) allocate_shared(pass);
+  pass.temporaries.emplace(pass.arena);
+  ctx.exchange->open(s.exchange, pass.arena);
+  pass.by_expert = pass.arena.allocate(DType::f32, {s.xp.rows(), s.xp.cols()});
+  ctx.exchange->dispatch(s.exchange, pass.input, pass.stream);
 }
 
 }  // namespace
 
-void feed_forward_forward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& s,
-                          const Tensor& x, const Tensor& branch, Arena& arena, Stream& stream) {
-  const bool routed = block.moe_index >= 0;
-  if (routed) {
-    route(ctx, block, mb, s, x, arena, stream);
-    dispatch(ctx, s, x, arena, stream);
+void feed_forward_begin(BlockPass& pass) {
+  if (routed(pass)) {
+    route(pass.ctx, pass.block, pass.mb, pass.state, pass.input, pass.arena, pass.stream);
   }
-  const bool shared = block.shared_hidden > 0;
-  if (shared) shared_expert(ctx, block, s, x, branch, arena, stream);
-  if (routed) {
-    experts(ctx, block, s, arena, stream);
-    ops::combine_forward({s.expert_out, s.weights, s.row_of_route, shared ? branch : Tensor(), branch}, stream);
+  if (travels(pass)) {
+    dispatch(pass);
+    return;
+  }
+  if (routed(pass)) permute(pass);
+  if (shared(pass)) allocate_shared(pass);
+}
+
+void feed_forward_experts(BlockPass& pass) {
+  const BlockContext& ctx = pass.ctx;
+  BlockState& s = pass.state;
+  if (shared(pass)) shared_up_gate(pass);
+  if (!travels(pass)) {
+    if (shared(pass)) shared_down(pass);
+    if (routed(pass)) experts(ctx, pass.block, s, all_experts(s), s.expert_out, pass.stream);
+    return;
+  }
+  for (int64_t w = 0; w < ctx.exchange->waves(); ++w) {
+    ctx.exchange->collect(s.exchange, w, s.xp, pass.stream);
+    experts(ctx, pass.block, s, ctx.exchange->wave(s.exchange, w), pass.by_expert, pass.stream);
+    ctx.exchange->give_back(s.exchange, w, pass.by_expert, pass.stream);
   }
 }
 
-void feed_forward_backward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& s,
-                           const Tensor& x, const Tensor& dbranch, const Tensor& dx, Arena& arena, Stream& stream) {
-  const bool routed = block.moe_index >= 0;
-  if (routed) {
-    const Tensor dweights = arena.allocate(DType::f32, {s.weights.rows(), s.weights.cols()});
-    ops::combine_backward({dbranch, s.expert_out, s.weights, s.row_of_route, s.expert_out, dweights}, stream);
-    experts_backward(ctx, block, s, s.expert_out, arena, stream);
-    ops::permute_backward({s.xp, s.row_of_route, dx, false}, stream);
-    route_backward(ctx, block, mb, s, x, dweights, dx, arena, stream);
+void feed_forward_finish(BlockPass& pass) {
+  BlockState& s = pass.state;
+  const Tensor addend = shared(pass) ? s.mlp : Tensor();
+  if (travels(pass)) {
+    if (shared(pass)) shared_down(pass);
+    pass.ctx.exchange->combine(s.exchange, s.weights, addend, s.mlp, pass.stream);
+  } else if (routed(pass)) {
+    ops::combine_forward({s.expert_out, s.weights, s.row_of_route, addend, s.mlp}, pass.stream);
   }
-  if (block.shared_hidden > 0) shared_expert_backward(ctx, block, s, x, dbranch, dx, routed, arena, stream);
+}
+
+void feed_forward_backward_begin(BlockPass& pass) {
+  if (!routed(pass)) return;
+  BlockState& s = pass.state;
+  pass.dweights = pass.arena.allocate(DType::f32, {s.weights.rows(), s.weights.cols()});
+  if (travels(pass)) {
+    pass.ctx.exchange->open(s.exchange, pass.arena);
+    pass.by_expert = pass.arena.allocate(DType::f32, {s.xp.rows(), s.xp.cols()});
+    pass.ctx.exchange->dispatch_gradients(s.exchange, pass.dbranch, s.weights, pass.dweights, pass.stream);
+  } else {
+    ops::combine_backward({pass.dbranch, s.expert_out, s.weights, s.row_of_route, s.expert_out, pass.dweights},
+                          pass.stream);
+  }
+}
+
+void feed_forward_backward_experts(BlockPass& pass) {
+  if (!routed(pass)) return;
+  const BlockContext& ctx = pass.ctx;
+  BlockState& s = pass.state;
+  if (travels(pass) && shared(pass)) shared_down_backward(pass);
+  Arena::Scope scope(pass.arena);
+  const ExpertGradients grads(ctx.params, pass.block.params, s, pass.arena);
+  if (!travels(pass)) {
+    experts_backward(ctx, pass.block, s, all_experts(s), s.expert_out, grads, pass.stream);
+    return;
+  }
+  for (int64_t w = 0; w < ctx.exchange->waves(); ++w) {
+    ctx.exchange->collect(s.exchange, w, pass.by_expert, pass.stream);
+    experts_backward(ctx, pass.block, s, ctx.exchange->wave(s.exchange, w), pass.by_expert, grads, pass.stream);
+    ctx.exchange->give_back(s.exchange, w, s.xp, pass.stream);
+  }
+}
+
+void feed_forward_backward_finish(BlockPass& pass) {
+  const BlockContext& ctx = pass.ctx;
+  BlockState& s = pass.state;
+  if (travels(pass)) {
+    if (shared(pass)) shared_up_gate_backward(pass, false);
+    route_backward(ctx, pass.block, pass.mb, s, pass.input, pass.dweights, pass.dinput, shared(pass), pass.arena,
+                   pass.stream);
+    ctx.exchange->sum_gradients(s.exchange, pass.dinput, true, pass.stream);
+    return;
+  }
+  if (routed(pass)) {
+    ops::permute_backward({s.xp, s.row_of_route, pass.dinput, false}, pass.stream);
+    route_backward(ctx, pass.block, pass.mb, s, pass.input, pass.dweights, pass.dinput, true, pass.arena, pass.stream);
+  }
+  if (shared(pass)) {
+    shared_down_backward(pass);
+    shared_up_gate_backward(pass, routed(pass));
+  }
 }
 
 }  // namespace olmo

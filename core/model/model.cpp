@@ -45,19 +45,11 @@ BlockSpec block_spec(const ModelConfig& m, const ParamStore& params, int64_t lay
 
 }  // namespace
 
-std::vector<ParamShape> store_table(const ModelConfig& model) {
-  std::vector<ParamShape> table;
-  for (ParamSpec& spec : parameter_table(model)) {
-    const ReduceGroup group = spec.expert() ? ReduceGroup::expert : ReduceGroup::dense;
-    table.push_back({spec.name, spec.shape, spec.unit, group, spec.decays(), spec.shape, 0});
-  }
-  return table;
-}
-
-Model::Model(const ModelConfig& config, ParamStore& params, int64_t max_positions, Stream& stream)
+Model::Model(const ModelConfig& config, const ModelPart& part, ParamStore& params, int64_t max_positions,
+             Stream& stream)
     : config_(config),
+      part_(part),
       params_(params),
-      states_(static_cast<size_t>(config.n_layers)),
       tables_("RoPE table and score biases", stream.device().kind, table_bytes(config, max_positions)) {
   embedding_ = params.find("embeddings.weight");
   embedding_norm_ = params.find("embedding_norm.weight");
@@ -65,32 +57,41 @@ Model::Model(const ModelConfig& config, ParamStore& params, int64_t max_position
   head_ = params.find("lm_head.w_out.weight");
   for (int64_t layer = 0; layer < config.n_layers; ++layer) {
     blocks_.push_back(block_spec(config, params, layer));
-    if (blocks_.back().params.router < 0) continue;
-    blocks_.back().moe_index = moe_blocks_++;
-    moe_layers_.push_back(layer);
-    if (config.moe.bias_gamma > 0) score_bias_.push_back(tables_.allocate(DType::f32, {config.moe.experts}));
+    if (layer >= config.dense.layers) blocks_.back().moe_index = moe_blocks_++;
+  }
+  if (config.moe.bias_gamma > 0) score_bias_.resize(static_cast<size_t>(moe_blocks_));
+  for (const BlockSpec& spec : blocks_) {
+    if (spec.params.router < 0 || score_bias_.empty()) continue;
+    Tensor& bias = score_bias_[static_cast<size_t>(spec.moe_index)];
+    bias = tables_.allocate(DType::f32, {config.moe.experts});
+    ops::zero({bias}, stream);
   }
   cos_sin_ = tables_.allocate(DType::f32, {max_positions, config.head_dim});
   ops::rope_table({cos_sin_, config.rope_theta}, stream);
-  for (const Tensor& bias : score_bias_) ops::zero({bias}, stream);
 }
 
 void Model::initialise(uint64_t seed, Stream& stream) {
-  const std::vector<ParamSpec> table = parameter_table(config_);
-  for (size_t i = 0; i < table.size(); ++i) {
-    const Tensor& value = params_[static_cast<int64_t>(i)].value;
-    const Tensor flat = value.reshape({value.elements()});
-    if (table[i].kind == ParamKind::norm) {
-      ops::fill({flat, 1.0f}, stream);
-    } else {
-      ops::InitNormalArgs args;
-      args.x = flat;
-      args.key = random_key(seed, table[i].name);
-      args.std = config_.init_std;
-      ops::init_normal(args, stream);
+  for (const ParamSpec& spec : parameter_table(config_)) {
+    const int64_t index = params_.find(spec.name);
+    if (index < 0) continue;
+    const ParamShape& part = params_[index].info;
+    const int64_t row = spec.elements() / part.whole_shape[0];
+    for (const ParamStore::Run& run : params_.value_runs(index)) {
+      if (spec.kind == ParamKind::norm) {
+        ops::fill({run.value, 1.0f}, stream);
+      } else {
+        ops::InitNormalArgs args;
+        args.x = run.value;
+        args.key = random_key(seed, spec.name);
+        args.first_index = part.first * row + run.begin;
+        args.std = config_.init_std;
+        ops::init_normal(args, stream);
+      }
     }
   }
-  for (const Tensor& bias : score_bias_) ops::zero({bias}, stream);
+  for (const Tensor& bias : score_bias_) {
+    if (bias.defined()) ops::zero({bias}, stream);
+  }
 }
 
 BlockContext Model::context(const StepSums& sums, KvCache* cache) {
@@ -160,52 +161,61 @@ void Model::head(const MicroBatch& mb, const Tensor& x, double z_loss, const Ste
   params_.release(unit, Phase::backward, stream);
 }
 
-void Model::forward_backward(const MicroBatch& mb, double z_loss, const StepSums& sums, Arena& arena, Stream& stream) {
-  Arena::Scope scope(arena);
+void Model::forward(const ModelChunk& chunk, const MicroBatch& mb, const StepSums& sums, ChunkState& state,
+                    Arena& arena, Stream& stream) {
   const BlockContext ctx = context(sums, nullptr);
   const int64_t n = mb.tokens();
-  Tensor x = arena.allocate(DType::f32, {n, config_.d_model});
-  Tensor scaled, scaled_rstd;
-  embed(mb, x, scaled, scaled_rstd, arena, stream);
-  for (const BlockSpec& block : blocks_) {
-    BlockState& state = states_[static_cast<size_t>(block.layer)];
-    state.x = x;
-    x = arena.allocate(DType::f32, {n, config_.d_model});
-    block_forward(ctx, block, mb, state, x, arena, stream);
+  if (chunk.embedding) {
+    state.x = arena.allocate(DType::f32, {n, config_.d_model});
+    embed(mb, state.x, state.scaled, state.rstd, arena, stream);
   }
-  const Tensor grad = arena.allocate(DType::f32, {n, config_.d_model});
-  head(mb, x, z_loss, sums, grad, arena, stream);
-  for (auto block = blocks_.rbegin(); block != blocks_.rend(); ++block) {
-    block_backward(ctx, *block, mb, states_[static_cast<size_t>(block->layer)], grad, arena, stream);
+  state.blocks.resize(static_cast<size_t>(chunk.end_layer - chunk.first_layer));
+  Tensor x = state.x;
+  for (int64_t layer = chunk.first_layer; layer < chunk.end_layer; ++layer) {
+    BlockState& kept = state.blocks[static_cast<size_t>(layer - chunk.first_layer)];
+    kept.x = x;
+    const bool last = layer + 1 == chunk.end_layer;
+    x = last && state.y.defined() ? state.y : arena.allocate(DType::f32, {n, config_.d_model});
+    block_forward(ctx, block(layer), mb, kept, x, arena, stream);
   }
-  embed_backward(mb, grad, scaled, scaled_rstd, stream);
+  state.y = x;
 }
 
-Tensor Model::forward_only(const MicroBatch& mb, const Tensor& a, const Tensor& b, KvCache* cache, Arena& arena,
-                           Stream& stream) {
+void Model::backward(const ModelChunk& chunk, const MicroBatch& mb, double z_loss, const StepSums& sums,
+                     ChunkState& state, const Tensor& grad, Arena& temporaries, Stream& stream) {
+  const BlockContext ctx = context(sums, nullptr);
+  if (chunk.head) head(mb, state.y, z_loss, sums, grad, temporaries, stream);
+  for (int64_t layer = chunk.end_layer; layer-- > chunk.first_layer;) {
+    BlockState& kept = state.blocks[static_cast<size_t>(layer - chunk.first_layer)];
+    block_backward(ctx, block(layer), mb, kept, grad, temporaries, stream);
+  }
+  if (chunk.embedding) embed_backward(mb, grad, state.scaled, state.rstd, stream);
+}
+
+Tensor Model::forward_only(const ModelChunk& chunk, const MicroBatch& mb, const Tensor& a, const Tensor& b,
+                           KvCache* cache, Arena& arena, Stream& stream) {
   const BlockContext ctx = context({}, cache);
   Tensor x = a, y = b;
-  {
+  if (chunk.embedding) {
     Arena::Scope scope(arena);
     Tensor scaled, rstd;
     embed(mb, x, scaled, rstd, arena, stream);
   }
-  for (const BlockSpec& block : blocks_) {
+  for (int64_t layer = chunk.first_layer; layer < chunk.end_layer; ++layer) {
     Arena::Scope scope(arena);
     BlockState state;
     state.x = x;
-    block_forward(ctx, block, mb, state, y, arena, stream);
+    block_forward(ctx, block(layer), mb, state, y, arena, stream);
     std::swap(x, y);
   }
   return x;
 }
 
-void Model::evaluate(const MicroBatch& mb, const Tensor& losses, Arena& arena, Stream& stream) {
+void Model::head_losses(const MicroBatch& mb, const Tensor& x, const Tensor& losses, Arena& arena, Stream& stream) {
+  const int64_t unit = config_.n_layers + 1;
+  params_.acquire(unit, Phase::forward, stream);
   Arena::Scope scope(arena);
-  const Tensor a = arena.allocate(DType::f32, {mb.tokens(), config_.d_model});
-  const Tensor b = arena.allocate(DType::f32, {mb.tokens(), config_.d_model});
-  const Tensor rstd = arena.allocate(DType::f32, {mb.tokens()});
-  const Tensor x = forward_only(mb, a, b, nullptr, arena, stream);
+  const Tensor rstd = arena.allocate(DType::f32, {x.rows()});
   ops::rms_norm_forward({x, params_[head_norm_].value, {}, x, rstd, static_cast<float>(config_.norm_eps)}, stream);
   ops::HeadLossArgs loss;
   loss.y = x;
@@ -214,23 +224,17 @@ void Model::evaluate(const MicroBatch& mb, const Tensor& losses, Arena& arena, S
   loss.losses = losses;
   loss.chunk_rows = kLogitRows;
   ops::head_loss(loss, stream);
+  params_.release(unit, Phase::forward, stream);
 }
 
-void Model::logits(const MicroBatch& mb, int64_t last, const Tensor& out, KvCache* cache, Arena& arena,
-                   Stream& stream) {
+void Model::head_logits(const Tensor& x, const Tensor& out, Arena& arena, Stream& stream) {
+  const int64_t unit = config_.n_layers + 1;
+  params_.acquire(unit, Phase::forward, stream);
   Arena::Scope scope(arena);
-  const int64_t n = mb.tokens();
-  const Tensor a = arena.allocate(DType::f32, {n, config_.d_model});
-  const Tensor b = arena.allocate(DType::f32, {n, config_.d_model});
-  const Tensor x = forward_only(mb, a, b, cache, arena, stream).row_range(n - last, n);
-  const Tensor rstd = arena.allocate(DType::f32, {last});
+  const Tensor rstd = arena.allocate(DType::f32, {x.rows()});
   ops::rms_norm_forward({x, params_[head_norm_].value, {}, x, rstd, static_cast<float>(config_.norm_eps)}, stream);
   ops::gemm({x, head_weight(), out, false, true, false}, stream);
-  if (cache != nullptr) cache->length += mb.sequence_length;
-}
-
-Tensor Model::routing(int64_t index) const {
-  return states_[static_cast<size_t>(moe_layers_[static_cast<size_t>(index)])].indices;
+  params_.release(unit, Phase::forward, stream);
 }
 
 }  // namespace olmo

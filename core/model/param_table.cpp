@@ -101,23 +101,29 @@ double embedding_scale(const ModelConfig& m) {
   return m.embed_scale > 0 ? m.embed_scale : std::sqrt(static_cast<double>(m.d_model));
 }
 
-double flops_per_token(const ModelConfig& m, int64_t sequence_length) {
-  const int64_t t = sequence_length;
+namespace {
+
+int64_t block_flops(const ModelConfig& m, int64_t layer, int64_t t) {
   const int64_t d = m.d_model;
   const int64_t q_width = m.n_heads * m.head_dim;
   const int64_t kv_width = m.n_kv_heads * m.head_dim;
-  int64_t total = 6 * (m.vocab_size * d + d);
-  for (int64_t layer = 0; layer < m.n_layers; ++layer) {
-    const int64_t window = attention_window(m, layer);
-    const int64_t w = window > 0 && window < t ? window : t;
-    const int64_t pairs = w * (w + 1) / 2 + (t - w) * w;
-    total += 6 * (2 * d * q_width + 2 * d * kv_width + 2 * m.head_dim) + 12 * q_width * pairs / t;
-    if (layer < m.dense.layers) {
-      total += 18 * d * m.dense.hidden;
-    } else {
-      total += 6 * d * m.moe.experts + 18 * d * m.moe.hidden * m.moe.top_k + 18 * d * m.moe.shared_hidden;
-    }
-  }
+  const int64_t window = attention_window(m, layer);
+  const int64_t w = window > 0 && window < t ? window : t;
+  const int64_t pairs = w * (w + 1) / 2 + (t - w) * w;
+  const int64_t attention = 6 * (2 * d * q_width + 2 * d * kv_width + 2 * m.head_dim) + 12 * q_width * pairs / t;
+  if (layer < m.dense.layers) return attention + 18 * d * m.dense.hidden;
+  return attention + 6 * d * m.moe.experts + 18 * d * m.moe.hidden * m.moe.top_k + 18 * d * m.moe.shared_hidden;
+}
+
+}  // namespace
+
+double block_flops_per_token(const ModelConfig& m, int64_t layer, int64_t sequence_length) {
+  return static_cast<double>(block_flops(m, layer, sequence_length));
+}
+
+double flops_per_token(const ModelConfig& m, int64_t sequence_length) {
+  int64_t total = 6 * (m.vocab_size * m.d_model + m.d_model);
+  for (int64_t layer = 0; layer < m.n_layers; ++layer) total += block_flops(m, layer, sequence_length);
   return static_cast<double>(total);
 }
 

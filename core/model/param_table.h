@@ -42,6 +42,9 @@ ParamCounts count_parameters(const ModelConfig& model);
 // attention; embedding lookup and block norms not counted).
 double flops_per_token(const ModelConfig& model, int64_t sequence_length);
 
+// The share of one block.
+double block_flops_per_token(const ModelConfig& model, int64_t layer, int64_t sequence_length);
+
 // Keys that a query of layer `layer` sees, its own included; 0 = all before it. Pattern and full ends as in
 // WindowConfig.
 int64_t attention_window(const ModelConfig& model, int64_t layer);

@@ -11,7 +11,9 @@
 #include <numeric>
 #include <vector>
 
+#include "core/config/config.h"
 #include "core/train/progress.h"
+#include "core/train/ranks.h"
 #include "core/train/session.h"
 #include "kernels/cpu/peak.h"
 #include "kernels/error.h"
@@ -58,14 +60,15 @@ class OperatorTable : public CostSink {
   std::map<std::string, OperatorTotals> totals_;
 };
 
-Batch random_batch(const RunConfig& c) {
+// This rank's rows of a step of random tokens.
+Batch random_batch(const RunConfig& c, const Layout& layout) {
   Batch batch;
   batch.step = 1;
-  batch.rows = c.batch.rows;
+  batch.rows = c.batch.rows / layout.dp;
   batch.sequence_length = c.data.sequence_length;
   for (int64_t i = 0; i < batch.rows * batch.sequence_length; ++i) {
     const int64_t position = i % batch.sequence_length;
-    const auto bits = philox({0, 0}, {static_cast<uint32_t>(i), 0, 0, 0});
+    const auto bits = philox({0, 0}, {static_cast<uint32_t>(i), static_cast<uint32_t>(layout.dp_rank()), 0, 0});
     batch.ids.push_back(static_cast<int32_t>(bits[0] % static_cast<uint32_t>(c.model.vocab_size)));
     batch.positions.push_back(static_cast<int32_t>(position));
   }
@@ -74,8 +77,7 @@ Batch random_batch(const RunConfig& c) {
   for (int64_t row = 1; row <= batch.rows; ++row)
     batch.labels[static_cast<size_t>(row * batch.sequence_length - 1)] = -100;
   if (c.data.document_mask) batch.document_start.assign(batch.ids.size(), 0);
-  batch.row_in_step.resize(static_cast<size_t>(batch.rows));
-  std::iota(batch.row_in_step.begin(), batch.row_in_step.end(), 0);
+  for (int64_t row = 0; row < batch.rows; ++row) batch.row_in_step.push_back(row * layout.dp + layout.dp_rank());
   batch.valid_labels = batch.rows * (batch.sequence_length - 1);
   return batch;
 }
@@ -92,50 +94,106 @@ struct Measured {
   double step_seconds = 0;
   double forward_backward_seconds = 0;
   double optimizer_seconds = 0;
-  double tokens = 0;
+  double tokens = 0;  // of a step, over all ranks
   double model_flops = 0;
-  std::vector<OperatorTotals> operators;
+  int64_t ranks = 1;
+  std::vector<OperatorTotals> operators;                       // of this rank
+  std::vector<std::pair<std::string, Traffic>> communication;  // sent by this rank in a step, by group
 
   double tokens_per_second() const { return tokens / step_seconds; }
   double flops_per_second() const { return model_flops / step_seconds; }
   double share() const { return flops_per_second() / gemm_peak; }
 };
 
-Measured measure(const RunConfig& config, int64_t steps) {
-  const Device device = open_device(config);
-  ProcessGroups groups = ProcessGroups::counting(Layout{});
-  TrainStep step(config, device, groups, true);
-  step.model().initialise(config.run.seed, step.stream());
-  const Batch batch = random_batch(config);
-
-  Measured m;
-  m.tokens = static_cast<double>(batch.rows * batch.sequence_length);
-  m.model_flops = m.tokens * flops_per_token(config.model, config.data.sequence_length);
-  m.copy_bandwidth = cpu::measure_copy_bandwidth(device.threads);
-  m.step_seconds = m.forward_backward_seconds = m.optimizer_seconds = 1e30;
-  for (int i = 0; i < 2; ++i) step.run(batch, config.optim.lr * 0.01);
-  // The peak is measured between the steps, so that both see the same machine.
-  for (int64_t i = 0; i < steps; ++i) {
-    if (i % 5 == 0) m.gemm_peak = std::max(m.gemm_peak, cpu::measure_gemm_peak(device.threads));
-    m.step_seconds = std::min(m.step_seconds, seconds_of([&] { step.run(batch, config.optim.lr * 0.01); }));
-    m.forward_backward_seconds =
-        std::min(m.forward_backward_seconds, seconds_of([&] { step.forward_backward(batch); }));
-    m.optimizer_seconds =
-        std::min(m.optimizer_seconds,
-                 seconds_of([&] { step.optimizer().step(config.optim.lr * 0.01, 1, *groups.world, step.stream()); }));
+std::vector<std::pair<std::string, Traffic>> traffic_of(const ProcessGroups& groups) {
+  std::vector<std::pair<std::string, Traffic>> all;
+  for (const Communicator* group :
+       {groups.world.get(), groups.dp.get(), groups.ep_dp.get(), groups.ep.get(), groups.pp.get(), groups.tied.get()}) {
+    if (group != nullptr && group->size() > 1) all.emplace_back(group->name(), group->traffic());
   }
-  // The quietest of a few steps: one stall would fill the table of a single one.
-  double quietest = 1e30;
-  for (int i = 0; i < 3; ++i) {
-    OperatorTable table;
-    step.stream().attach(&table);
-    const double seconds = seconds_of([&] { step.run(batch, config.optim.lr * 0.01); });
-    step.stream().attach(nullptr);
-    if (seconds < quietest) m.operators = table.slowest_first();
-    quietest = std::min(quietest, seconds);
-  }
-  return m;
+  return all;
 }
+
+// The sum over ranks of what each measures at the same time.
+double peak_of_ranks(Launch& launch, double peak) {
+  double sum = 0;
+  for (const std::string& text : launch.gather(fmt::format("{}", peak))) sum += std::stod(text);
+  return sum;
+}
+
+class Bench {
+ public:
+  explicit Bench(const RunConfig& config)
+      : config_(config),
+        launch_(Launch::get()),
+        groups_(launch_.groups(config.parallel.pp, config.parallel.ep)),
+        device_(open_device(config, launch_)) {
+    check_same_run(launch_, config);
+    launch_.agree([&] {
+      check_layout(config, groups_.layout);
+      step_ = std::make_unique<TrainStep>(config, device_, groups_, true);
+    });
+    step_->stream().set_poll([this] { launch_.progress(); });
+    step_->model().initialise(config.run.seed, step_->stream());
+    batch_ = random_batch(config, groups_.layout);
+    launch_.watch(config.run.timeout);
+  }
+
+  Measured measure(int64_t steps) {
+    Measured m;
+    m.ranks = launch_.world();
+    m.tokens = static_cast<double>(config_.batch.rows * config_.data.sequence_length);
+    m.model_flops = m.tokens * flops_per_token(config_.model, config_.data.sequence_length);
+    m.copy_bandwidth = peak_of_ranks(launch_, cpu::measure_copy_bandwidth(device_.threads));
+    m.step_seconds = m.forward_backward_seconds = m.optimizer_seconds = 1e30;
+    for (int i = 0; i < 2; ++i) run();
+    // The peak is measured between the steps, so that both see the same machine.
+    for (int64_t i = 0; i < steps; ++i) {
+      if (i % 5 == 0) {
+        m.gemm_peak = std::max(m.gemm_peak, peak_of_ranks(launch_, cpu::measure_gemm_peak(device_.threads)));
+      }
+      launch_.gather("");  // ranks start together
+      m.step_seconds = std::min(m.step_seconds, seconds_of([&] { run(); }));
+      m.forward_backward_seconds =
+          std::min(m.forward_backward_seconds, seconds_of([&] { step_->forward_backward(batch_); }));
+      m.optimizer_seconds =
+          std::min(m.optimizer_seconds,
+                   seconds_of([&] { step_->optimizer().step(rate(), 1, *groups_.world, step_->stream()); }));
+    }
+    measure_operators(m);
+    return m;
+  }
+
+ private:
+  double rate() const { return config_.optim.lr * 0.01; }
+  void run() { step_->run(batch_, rate()); }
+
+  // The quietest of a few steps: one stall would fill the table of a single one.
+  void measure_operators(Measured& m) {
+    double quietest = 1e30;
+    for (int i = 0; i < 3; ++i) {
+      OperatorTable table;
+      const auto before = traffic_of(groups_);
+      step_->stream().attach(&table);
+      const double seconds = seconds_of([&] { run(); });
+      step_->stream().attach(nullptr);
+      if (seconds < quietest) m.operators = table.slowest_first();
+      quietest = std::min(quietest, seconds);
+      m.communication = traffic_of(groups_);
+      for (size_t g = 0; g < before.size(); ++g) {
+        m.communication[g].second.bytes -= before[g].second.bytes;
+        m.communication[g].second.messages -= before[g].second.messages;
+      }
+    }
+  }
+
+  const RunConfig& config_;
+  Launch& launch_;
+  ProcessGroups groups_;
+  Device device_;
+  std::unique_ptr<TrainStep> step_;
+  Batch batch_;
+};
 
 void print_json(const Measured& m) {
   nlohmann::ordered_json out;
@@ -148,37 +206,46 @@ void print_json(const Measured& m) {
   out["forward_backward"] = {{"seconds", m.forward_backward_seconds}};
   out["optimizer"] = {{"seconds", m.optimizer_seconds}};
   out["peak_bytes"] = peak_resident_bytes();
+  out["ranks"] = m.ranks;
+  out["communication"] = nlohmann::ordered_json::array();
+  for (const auto& [group, traffic] : m.communication) {
+    out["communication"].push_back({{"group", group}, {"bytes", traffic.bytes}, {"messages", traffic.messages}});
+  }
   for (const OperatorTotals& t : m.operators) {
     out["operators"].push_back(
         {{"name", t.name}, {"calls", t.calls}, {"seconds", t.seconds}, {"flops", t.flops}, {"bytes", t.bytes}});
   }
-  fmt::print("{}\n", out.dump(2));
+  say("{}\n", out.dump(2));
 }
 
 void print_table(const Measured& m) {
-  fmt::print("GEMM peak          {:>10.1f} GFLOP/s (f32, 2048^3)\n", m.gemm_peak / 1e9);
-  fmt::print("copy bandwidth     {:>10.1f} GB/s (read + written)\n", m.copy_bandwidth / 1e9);
-  fmt::print("step               {:>10.2f} ms   {} tokens/s   {:.1f} GFLOP/s of the model   {:.1f}% of the GEMM peak\n",
-             1e3 * m.step_seconds, with_commas(std::llround(m.tokens_per_second())), m.flops_per_second() / 1e9,
-             100 * m.share());
-  fmt::print("forward + backward {:>10.2f} ms\n", 1e3 * m.forward_backward_seconds);
-  fmt::print("norm, clip, AdamW  {:>10.2f} ms\n", 1e3 * m.optimizer_seconds);
-  fmt::print("peak memory        {:>10}\n\n", human_bytes(peak_resident_bytes()));
-  fmt::print("{:<24}{:>8}{:>12}{:>8}{:>12}{:>10}{:>9}\n", "operator", "calls", "ms", "share", "GFLOP/s", "GB/s",
-             "of peak");
+  say("GEMM peak          {:>10.1f} GFLOP/s (f32, 2048^3)\n", m.gemm_peak / 1e9);
+  say("copy bandwidth     {:>10.1f} GB/s (read + written)\n", m.copy_bandwidth / 1e9);
+  say("step               {:>10.2f} ms   {} tokens/s   {:.1f} GFLOP/s of the model   {:.1f}% of the GEMM peak\n",
+      1e3 * m.step_seconds, with_commas(std::llround(m.tokens_per_second())), m.flops_per_second() / 1e9,
+      100 * m.share());
+  say("forward + backward {:>10.2f} ms\n", 1e3 * m.forward_backward_seconds);
+  say("norm, clip, AdamW  {:>10.2f} ms\n", 1e3 * m.optimizer_seconds);
+  say("peak memory        {:>10}\n\n", human_bytes(peak_resident_bytes()));
+  say("{:<24}{:>8}{:>12}{:>8}{:>12}{:>10}{:>9}\n", "operator", "calls", "ms", "share", "GFLOP/s", "GB/s", "of peak");
   double total = 0;
   for (const OperatorTotals& t : m.operators) total += t.seconds;
   for (const OperatorTotals& t : m.operators) {
-    fmt::print("{:<24}{:>8}{:>12.3f}{:>7.1f}%{:>12.1f}{:>10.1f}{:>8.1f}%\n", t.name, t.calls, 1e3 * t.seconds,
-               100 * t.seconds / total, t.flops / t.seconds / 1e9, static_cast<double>(t.bytes) / t.seconds / 1e9,
-               100 * t.flops / t.seconds / m.gemm_peak);
+    say("{:<24}{:>8}{:>12.3f}{:>7.1f}%{:>12.1f}{:>10.1f}{:>8.1f}%\n", t.name, t.calls, 1e3 * t.seconds,
+        100 * t.seconds / total, t.flops / t.seconds / 1e9, static_cast<double>(t.bytes) / t.seconds / 1e9,
+        100 * t.flops / t.seconds / m.gemm_peak);
+  }
+  if (m.communication.empty()) return;
+  say("\n{:<24}{:>12}{:>14}   (sent by rank 0 in a step)\n", "communication", "messages", "MiB");
+  for (const auto& [group, traffic] : m.communication) {
+    say("{:<24}{:>12}{:>14.3f}\n", group, traffic.messages, static_cast<double>(traffic.bytes) / (1 << 20));
   }
 }
 
 }  // namespace
 
 void bench(const RunConfig& config, int64_t steps, bool json) {
-  const Measured m = measure(config, steps);
+  const Measured m = Bench(config).measure(steps);
   if (json) {
     print_json(m);
   } else {

@@ -2,9 +2,12 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "core/train/progress.h"
+#include "core/train/ranks.h"
 #include "kernels/error.h"
 
 namespace olmo {
@@ -25,14 +28,46 @@ void check_sets(const RunConfig& config, const std::optional<Tokenizer>& tokeniz
     EvalReader(set_settings(config, files, tokenizer), config.eval.rows);
 }
 
+namespace {
+
+// Rows [first, first + rows) of a batch; rows that it does not have are made of masked labels.
+Batch part_of(const Batch& all, int64_t first, int64_t rows) {
+  Batch part;
+  part.rows = rows;
+  part.sequence_length = all.sequence_length;
+  const size_t t = static_cast<size_t>(all.sequence_length);
+  const size_t n = static_cast<size_t>(rows) * t;
+  const size_t begin = std::min(all.ids.size(), static_cast<size_t>(first) * t);
+  const size_t end = std::min(all.ids.size(), begin + n);
+  const auto cut = [&](const std::vector<int32_t>& from, std::vector<int32_t>& to, int32_t blank) {
+    if (from.empty()) return;
+    to.assign(from.begin() + static_cast<int64_t>(begin), from.begin() + static_cast<int64_t>(end));
+    to.resize(n, blank);
+  };
+  cut(all.ids, part.ids, 0);
+  cut(all.labels, part.labels, -100);
+  cut(all.positions, part.positions, 0);
+  cut(all.document_start, part.document_start, 0);
+  for (int64_t row = 0; row < rows; ++row) part.row_in_step.push_back(first + row);
+  part.valid_labels = std::count_if(part.labels.begin(), part.labels.end(), [](int32_t label) { return label >= 0; });
+  return part;
+}
+
+}  // namespace
+
+// Every data-parallel rank reads the same batches and takes its rows of them, as many as the others.
 std::map<std::string, EvalResult> evaluate_sets(const RunConfig& config, TrainStep& step,
                                                 const std::optional<Tokenizer>& tokenizer) {
   std::map<std::string, EvalResult> results;
+  const Layout& layout = step.groups().layout;
+  const int64_t rows = config.batch.micro_rows;
   for (const auto& [name, files] : config.data.eval) {
     EvalReader reader(set_settings(config, files, tokenizer), config.eval.rows);
     EvalResult sums;
-    for (Batch batch; reader.next(config.batch.micro_rows, batch);) step.evaluate(batch, sums);
-    if (sums.labels > 0) sums.ce /= static_cast<double>(sums.labels);
+    for (Batch batch; reader.next(rows * layout.dp, batch);) {
+      step.evaluate(layout.world == 1 ? batch : part_of(batch, layout.dp_rank() * rows, rows), sums);
+    }
+    step.finish_evaluation(sums);
     results[name] = sums;
   }
   return results;
@@ -42,23 +77,32 @@ void evaluate_checkpoint(const RunConfig& config, const std::string& checkpoint,
   if (config.data.eval.empty()) {
     throw UserError("data.eval names no evaluation set; add one, as in `--set 'data.eval={held-out: [file.npy]}'`");
   }
-  const Device device = open_device(config);
-  const std::optional<Tokenizer> tokenizer = open_tokenizer(config);
-  const std::string path = choose_checkpoint(config.run.folder, checkpoint.empty() ? "latest" : checkpoint,
-                                             [](const std::string& line) { spdlog::warn(line); });
-  ProcessGroups groups = ProcessGroups::counting(Layout{});
-  TrainStep step(config, device, groups, false);
-  load_tensors(path, weight_tensors(step.model()));
+  Launch& launch = Launch::get();
+  check_same_run(launch, config);
+  ProcessGroups groups = launch.groups(config.parallel.pp, config.parallel.ep);
+  const Device device = open_device(config, launch);
+  std::optional<Tokenizer> tokenizer;
+  std::string path;
+  std::unique_ptr<TrainStep> step;
+  launch.agree([&] {
+    tokenizer = open_tokenizer(config);
+    check_sets(config, tokenizer);
+    path = choose_checkpoint(config.run.folder, checkpoint.empty() ? "latest" : checkpoint,
+                             [](const std::string& line) { spdlog::warn(line); });
+    step = std::make_unique<TrainStep>(config, device, groups, false);
+    load_tensors(path, weight_tensors(step->model()));
+  });
+  step->stream().set_poll([&] { launch.progress(); });
   nlohmann::ordered_json out;
   out["checkpoint"] = path;
-  for (const auto& [name, r] : evaluate_sets(config, step, tokenizer)) {
+  for (const auto& [name, r] : evaluate_sets(config, *step, tokenizer)) {
     if (json) {
       out["eval"][name] = {{"CE loss", r.ce}, {"PPL", std::exp(r.ce)}, {"labels", r.labels}};
     } else {
-      fmt::print("{}: CE loss {:.5f}, PPL {:.3f}, {} labels  ({})\n", name, r.ce, std::exp(r.ce), r.labels, path);
+      say("{}: CE loss {:.5f}, PPL {:.3f}, {} labels  ({})\n", name, r.ce, std::exp(r.ce), r.labels, path);
     }
   }
-  if (json) fmt::print("{}\n", out.dump(2));
+  if (json) say("{}\n", out.dump(2));
 }
 
 }  // namespace olmo

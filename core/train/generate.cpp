@@ -9,6 +9,9 @@
 
 #include "core/checkpoint/folder.h"
 #include "core/config/config.h"
+#include "core/train/progress.h"
+#include "core/train/ranks.h"
+#include "core/train/stages.h"
 #include "kernels/error.h"
 
 namespace olmo {
@@ -43,14 +46,17 @@ struct Generator::Impl {
     int64_t scratch = 0;
   };
 
-  Impl(const RunConfig& config, const Device& device, int64_t tokens, Capacity memory)
+  Impl(const RunConfig& config, const Device& device, ProcessGroups& ranks, int64_t tokens, Capacity memory)
       : capacity(tokens),
+        groups(ranks),
+        part(model_part(config, ranks.layout)),
         stream(device, memory.scratch),
         activations("activations", device.kind, memory.activations),
         cache_arena("key-value cache", device.kind, cache_bytes(config.model, tokens)),
-        params(store_table(config.model), device, false),
-        model(config.model, params, tokens, stream),
+        params(store_table(config.model, part), device, false),
+        model(config.model, part, params, tokens, stream),
         positions(static_cast<size_t>(tokens)) {
+    stream.set_poll([] { Launch::get().progress(); });
     std::iota(positions.begin(), positions.end(), 0);
     const int64_t width = config.model.n_kv_heads * config.model.head_dim;
     for (int64_t layer = 0; layer < config.model.n_layers; ++layer) {
@@ -58,21 +64,24 @@ struct Generator::Impl {
       cache.values.push_back(cache_arena.allocate(DType::f32, {tokens, width}));
     }
     logits = cache_arena.allocate(DType::f32, {1, config.model.vocab_size});
+    next = cache_arena.allocate(DType::i64, {1});
   }
 
   static int64_t cache_bytes(const ModelConfig& m, int64_t tokens) {
     const int64_t row = (m.n_kv_heads * m.head_dim + 16) * bytes_of(DType::f32);
-    return 2 * m.n_layers * (tokens * row + 64) + (m.vocab_size + 16) * bytes_of(DType::f32);
+    return 2 * m.n_layers * (tokens * row + 64) + (m.vocab_size + 64) * bytes_of(DType::f32);
   }
 
-  static Capacity measure(const RunConfig& config, const Device& device, int64_t tokens) {
-    Impl meta(config, Device::meta_for(device), tokens, Capacity{});
+  static Capacity measure(const RunConfig& config, const Device& device, const Layout& layout, int64_t tokens) {
+    ProcessGroups ranks = ProcessGroups::counting(layout);
+    Impl meta(config, Device::meta_for(device), ranks, tokens, Capacity{});
     const std::vector<int32_t> ids(static_cast<size_t>(tokens), 0);
     meta.feed(ids.data(), tokens);
     meta.cache.length = tokens - 1;
     meta.feed(ids.data(), 1);
     const Tensor all = meta.cache_arena.allocate(DType::f32, {tokens, config.model.vocab_size});
-    meta.model.logits(meta.micro_batch(ids.data(), tokens, 0), tokens, all, nullptr, meta.activations, meta.stream);
+    logits_stages(meta.model, ranks, meta.micro_batch(ids.data(), tokens, 0), tokens, all, nullptr, meta.activations,
+                  meta.stream);
     return {meta.activations.high_water(), meta.stream.scratch().high_water()};
   }
 
@@ -90,21 +99,31 @@ struct Generator::Impl {
 
   // Puts n further tokens through the model; `logits` are those of the last one.
   void feed(const int32_t* ids, int64_t n) {
-    model.logits(micro_batch(ids, n, cache.length), 1, logits, &cache, activations, stream);
+    logits_stages(model, groups, micro_batch(ids, n, cache.length), 1, logits, &cache, activations, stream);
+  }
+
+  // The token that the rank with the last stage has sampled, on every rank of the pipeline.
+  int32_t shared(int32_t token) {
+    next.as<int64_t>()[0] = model.part().has_head() ? token : 0;
+    stream.wait(groups.pp->all_reduce(next, ReduceOp::sum, stream));
+    return static_cast<int32_t>(next.as<int64_t>()[0]);
   }
 
   int64_t capacity;
+  ProcessGroups& groups;
+  ModelPart part;
   Stream stream;
   Arena activations, cache_arena;
   ParamStore params;
   Model model;
   KvCache cache;
-  Tensor logits;
+  Tensor logits, next;  // next: i64 [1]
   std::vector<int32_t> positions;
 };
 
-Generator::Generator(const RunConfig& config, const Device& device, int64_t capacity)
-    : impl_(std::make_unique<Impl>(config, device, capacity, Impl::measure(config, device, capacity))) {}
+Generator::Generator(const RunConfig& config, const Device& device, ProcessGroups& groups, int64_t capacity)
+    : impl_(std::make_unique<Impl>(config, device, groups, capacity,
+                                   Impl::measure(config, device, groups.layout, capacity))) {}
 
 Generator::~Generator() = default;
 
@@ -129,7 +148,8 @@ std::vector<int32_t> Generator::generate(const std::vector<int32_t>& prompt, con
   impl_->cache.length = 0;
   impl_->feed(prompt.data(), length);
   for (int64_t i = 0; i < settings.max_tokens; ++i) {
-    const int32_t token = sample_token(impl_->logits.f32(), vocab, settings, length + i);
+    const bool here = impl_->model.part().has_head();
+    const int32_t token = impl_->shared(here ? sample_token(impl_->logits.f32(), vocab, settings, length + i) : 0);
     made.push_back(token);
     emit(token);
     if (token == eos) break;
@@ -142,32 +162,46 @@ std::vector<float> Generator::full_logits(const std::vector<int32_t>& tokens) {
   const int64_t n = static_cast<int64_t>(tokens.size());
   std::vector<float> out(static_cast<size_t>(n * impl_->logits.cols()));
   const Tensor view(out.data(), DType::f32, {n, impl_->logits.cols()});
-  impl_->model.logits(impl_->micro_batch(tokens.data(), n, 0), n, view, nullptr, impl_->activations, impl_->stream);
+  logits_stages(impl_->model, impl_->groups, impl_->micro_batch(tokens.data(), n, 0), n, view, nullptr,
+                impl_->activations, impl_->stream);
   return out;
 }
 
 void generate_text(const GenerateRequest& request) {
-  const bool named = is_checkpoint_folder(request.run);
-  const std::string path = choose_checkpoint(named ? "" : request.run, named ? request.run : "latest",
-                                             [](const std::string& line) { spdlog::warn(line); });
-  RunConfig config = parse_config(checkpoint_config(path), path + "/config.yaml", {});
-  config.run.threads = request.threads;
-  if (config.data.tokenizer.empty()) {
-    throw UserError("{}: the run names no data.tokenizer, so there is no way from text to tokens", path);
-  }
-  const Device device = open_device(config);
-  const std::optional<Tokenizer> tokenizer = open_tokenizer(config);
-  const std::vector<int32_t> prompt = tokenizer->encode(request.prompt, true);
-  Generator generator(config, device, static_cast<int64_t>(prompt.size()) + request.sampling.max_tokens);
-  generator.load(path);
+  Launch& launch = Launch::get();
+  RunConfig config;
+  std::string path;
+  std::optional<Tokenizer> tokenizer;
+  std::vector<int32_t> prompt;
+  const std::string text = launch.broadcast(request.prompt);  // standard input is the first rank's
+  launch.agree([&] {
+    const bool named = is_checkpoint_folder(request.run);
+    path = choose_checkpoint(named ? "" : request.run, named ? request.run : "latest",
+                             [](const std::string& line) { spdlog::warn(line); });
+    config = parse_config(checkpoint_config(path), path + "/config.yaml", {});
+    config.run.threads = request.threads;
+    if (launch.world() == 1) config.parallel = {};  // one process has the whole model, however it was trained
+    if (config.data.tokenizer.empty()) {
+      throw UserError("{}: the run names no data.tokenizer, so there is no way from text to tokens", path);
+    }
+    tokenizer = open_tokenizer(config);
+    prompt = tokenizer->encode(text, true);
+  });
+  check_same_run(launch, config);
+  ProcessGroups groups = launch.groups(config.parallel.pp, config.parallel.ep);
+  const Device device = open_device(config, launch);
+  std::unique_ptr<Generator> generator;
+  launch.agree([&] {
+    const int64_t capacity = static_cast<int64_t>(prompt.size()) + request.sampling.max_tokens;
+    generator = std::make_unique<Generator>(config, device, groups, capacity);
+    generator->load(path);
+  });
   SamplingSettings sampling = request.sampling;
   sampling.vocab = tokenizer->vocab_size();
-  fmt::print("{}", request.prompt);
-  generator.generate(prompt, sampling, tokenizer->eos(), [&](int32_t token) {
-    fmt::print("{}", tokenizer->decode(std::vector<int32_t>{token}));
-    std::fflush(stdout);
-  });
-  fmt::print("\n");
+  say("{}", text);
+  generator->generate(prompt, sampling, tokenizer->eos(),
+                      [&](int32_t token) { say("{}", tokenizer->decode(std::vector<int32_t>{token})); });
+  say("\n");
 }
 
 }  // namespace olmo

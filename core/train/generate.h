@@ -27,7 +27,8 @@ int32_t sample_token(const float* logits, int64_t vocab, const SamplingSettings&
 // Continues token sequences with one model. Everything is allocated at construction for `capacity` tokens.
 class Generator {
  public:
-  Generator(const RunConfig& config, const Device& device, int64_t capacity);
+  // The groups outlive the generator. With several ranks all of them make the same calls and get the same tokens.
+  Generator(const RunConfig& config, const Device& device, ProcessGroups& groups, int64_t capacity);
   ~Generator();
 
   // Weights of a checkpoint folder.
@@ -39,7 +40,8 @@ class Generator {
   std::vector<int32_t> generate(const std::vector<int32_t>& prompt, const SamplingSettings& settings, int32_t eos,
                                 const std::function<void(int32_t)>& emit);
 
-  // logits [tokens, vocab] of a whole sequence in one pass without the cache (what the cache must agree with).
+  // logits [tokens, vocab] of a whole sequence in one pass without the cache (what the cache must agree with); on the
+  // rank with the last stage.
   std::vector<float> full_logits(const std::vector<int32_t>& tokens);
 
  private:

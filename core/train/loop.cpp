@@ -14,6 +14,7 @@
 #include "core/train/evaluate.h"
 #include "core/train/metrics.h"
 #include "core/train/progress.h"
+#include "core/train/ranks.h"
 #include "core/train/run_folder.h"
 #include "core/train/session.h"
 #include "core/train/signals.h"
@@ -86,16 +87,21 @@ double gemm_peak(int threads) {
 // One run, from opening its parts to its last line.
 class Run {
  public:
-  explicit Run(const RunConfig& config)
+  Run(const RunConfig& config, Launch& launch)
       : config_(config),
-        device_(open_device(config)),
-        tokenizer_(open_tokenizer(config)),
-        settings_(training_settings(config, tokenizer_)) {}
+        launch_(launch),
+        groups_(launch.groups(config.parallel.pp, config.parallel.ep)),
+        device_(open_device(config, launch)) {}
 
   TrainEnd train();
 
  private:
+  void open_data();
+  void open_folder();
   void start();
+  bool stop_requested();
+  void print_start() const;
+  double gemm_peak_of_ranks();
   void resume(const std::string& checkpoint);
   void one_step();
   void evaluate(MetricsLine& line);
@@ -104,10 +110,12 @@ class Run {
   std::string summary(TrainEnd end) const;
 
   const RunConfig& config_;
+  Launch& launch_;
+  ProcessGroups groups_;
   Device device_;
-  ProcessGroups groups_ = ProcessGroups::counting(Layout{});
   std::optional<Tokenizer> tokenizer_;
   LoaderSettings settings_;
+  std::string checkpoint_;  // what the run goes on from, empty = nothing
   std::optional<FolderLock> lock_;
   std::unique_ptr<TrainStep> step_;
   std::unique_ptr<DataLoader> loader_;
@@ -123,37 +131,88 @@ class Run {
   Clock::time_point step_ended_;
 };
 
-void Run::start() {
-  check_folder(config_.run.folder);
-  const std::string checkpoint = choose_checkpoint(config_.run.folder, config_.checkpoint.resume,
-                                                   [](const std::string& line) { spdlog::warn(line); });
-  if (!checkpoint.empty()) record_ = TrainerRecord::from_state(checkpoint_state(checkpoint), checkpoint);
-  check_history(config_, record_.step);
-  loader_ = std::make_unique<DataLoader>(settings_, record_.step + 1, record_.position);
-  check_sets(config_, tokenizer_);
-  first_step_ = record_.step + 1;
-  last_step_ = total_steps(config_, loader_->instances());
-  schedule_ = make_schedule(config_, last_step_);
+// Everything that can be wrong with what this rank reads, before any rank does more.
+void Run::open_data() {
+  launch_.agree([&] {
+    check_layout(config_, groups_.layout);
+    tokenizer_ = open_tokenizer(config_);
+    settings_ = training_settings(config_, tokenizer_);
+    settings_.rank = groups_.layout.dp_rank();
+    settings_.world = groups_.layout.dp;
+    loader_ = std::make_unique<DataLoader>(settings_, record_.step + 1, record_.position);
+    check_sets(config_, tokenizer_);
+    last_step_ = total_steps(config_, loader_->instances());
+  });
+  check_same_data(launch_, loader_->fingerprint());
+}
 
-  lock_.emplace(config_.run.folder);
-  step_ = std::make_unique<TrainStep>(config_, device_, groups_, true);
-  if (checkpoint.empty()) {
+// Rank 0 locks the folder and chooses what to start from; `checkpoint_` is that, on every rank.
+void Run::open_folder() {
+  launch_.agree([&] {
+    if (launch_.rank() != 0) return;
+    check_folder(config_.run.folder);
+    checkpoint_ = choose_checkpoint(config_.run.folder, config_.checkpoint.resume,
+                                    [](const std::string& line) { spdlog::warn(line); });
+  });
+  checkpoint_ = launch_.broadcast(checkpoint_);
+  launch_.agree([&] {
+    if (!checkpoint_.empty()) record_ = TrainerRecord::from_state(checkpoint_state(checkpoint_), checkpoint_);
+    if (launch_.rank() == 0) check_history(config_, record_.step);
+  });
+}
+
+void Run::start() {
+  check_same_run(launch_, config_);
+  open_folder();
+  open_data();
+  first_step_ = record_.step + 1;
+  schedule_ = make_schedule(config_, last_step_);
+  launch_.agree([&] {
+    if (launch_.rank() == 0) lock_.emplace(config_.run.folder);
+    step_ = std::make_unique<TrainStep>(config_, device_, groups_, true);
+  });
+  check_shared_folder(launch_, config_.run.folder);
+  step_->stream().set_poll([this] { launch_.progress(); });
+  if (checkpoint_.empty()) {
     step_->model().initialise(config_.run.seed, step_->stream());
     record_.data_fingerprint = loader_->fingerprint();
   } else {
-    resume(checkpoint);
+    resume(checkpoint_);
   }
-  peak_flops_ = gemm_peak(device_.threads);
-  write_file(config_.run.folder + "/config.yaml", print_config(config_));
-  metrics_ = std::make_unique<MetricsWriter>(config_.run.folder, record_.step);
+  peak_flops_ = gemm_peak_of_ranks();
+  if (launch_.rank() == 0) {
+    write_file(config_.run.folder + "/config.yaml", print_config(config_));
+    metrics_ = std::make_unique<MetricsWriter>(config_.run.folder, record_.step);
+  }
   progress_ = std::make_unique<Progress>(first_step_, last_step_,
                                          flops_per_token(config_.model, config_.data.sequence_length), peak_flops_);
+  print_start();
+  launch_.watch(config_.run.timeout);
+}
+
+void Run::print_start() const {
   say("{}", startup_table(config_, *step_));
+  say("{}", layout_map(groups_.layout, launch_.hosts()));
   say("data                  {} tokens, {} sequences of {}; {} steps of {} tokens{}\n", with_commas(loader_->tokens()),
       with_commas(loader_->instances()), config_.data.sequence_length, with_commas(last_step_),
       with_commas(config_.batch.rows * config_.data.sequence_length),
-      checkpoint.empty() ? "" : fmt::format("; resuming after step {} from {}", record_.step, checkpoint));
+      checkpoint_.empty() ? "" : fmt::format("; resuming after step {} from {}", record_.step, checkpoint_));
   say("GEMM peak             {:.0f} GFLOP/s (MFU is relative to it)\n", peak_flops_ / 1e9);
+}
+
+// All ranks measure at the same time: they share the machine while they train, too.
+double Run::gemm_peak_of_ranks() {
+  double sum = 0;
+  launch_.gather("");
+  for (const std::string& peak : launch_.gather(fmt::format("{}", gemm_peak(device_.threads)))) sum += std::stod(peak);
+  return sum;
+}
+
+// Whether any rank has been asked to stop.
+bool Run::stop_requested() {
+  int64_t stop = stop_signal() != 0 ? 1 : 0;
+  step_->stream().wait(groups_.world->all_reduce(Tensor(&stop, DType::i64, {1}), ReduceOp::max, step_->stream()));
+  return stop != 0;
 }
 
 void Run::resume(const std::string& checkpoint) {
@@ -195,26 +254,28 @@ void Run::save() {
 
 void Run::add_throughput(MetricsLine& line, const StepResult& result, double seconds) const {
   const double per_token = flops_per_token(config_.model, config_.data.sequence_length);
+  const double devices = static_cast<double>(launch_.world());
   line.add("throughput/total tokens", record_.tokens);
   line.add("throughput/total petaflops", static_cast<double>(record_.tokens) * per_token / 1e15);
   line.add("throughput/device/data loading (s)", loader_->waited());
   if (result.step == first_step_) return;  // the first step of a process warms up; the reference leaves it out too
   const auto rates = [&](const std::string& suffix, double tps) {
     line.add("throughput/device/TPS" + suffix, tps);
-    line.add("throughput/device/BPS" + suffix, tps / static_cast<double>(result.tokens));
+    line.add("throughput/device/BPS" + suffix, tps * devices / static_cast<double>(result.tokens));
     line.add("throughput/device/flopsPS" + suffix, tps * per_token);
-    line.add("throughput/device/MFU" + suffix, 100 * tps * per_token / peak_flops_);
+    line.add("throughput/device/MFU" + suffix, 100 * tps * devices * per_token / peak_flops_);
   };
-  const double tps = static_cast<double>(result.tokens) / seconds;
+  const double tps = static_cast<double>(result.tokens) / seconds / devices;
   rates("", tps);
-  rates(" (actual avg)", progress_->tokens_per_second());
+  rates(" (actual avg)", progress_->tokens_per_second() / devices);
   line.add("throughput/device/TFLOPs_per_GPU", tps * per_token / 1e12);
   line.add("throughput/device/data loading (%)", 100 * loader_->waited() / seconds);
 }
 
 void Run::one_step() {
   const Batch& batch = loader_->next();
-  const int64_t tokens = record_.tokens + batch.rows * batch.sequence_length;
+  launch_.set_step(batch.step);
+  const int64_t tokens = record_.tokens + batch.rows * batch.sequence_length * groups_.layout.dp;
   const int64_t progress = config_.schedule.unit == ScheduleUnit::tokens ? tokens : batch.step;
   const StepResult& result = step_->run(batch, config_.optim.lr * schedule_.scale_at(progress));
   record_.step = batch.step;
@@ -234,7 +295,7 @@ void Run::one_step() {
     add_throughput(line, result, seconds);
   }
   if (due(config_.eval.every) || record_.step == last_step_) evaluate(line);
-  if (!line.empty()) metrics_->write(record_.step, line);
+  if (!line.empty() && metrics_) metrics_->write(record_.step, line);
   if (due(config_.checkpoint.every)) save();
 }
 
@@ -258,7 +319,7 @@ TrainEnd Run::train() {
   step_ended_ = Clock::now();
   TrainEnd end = TrainEnd::done;
   while (record_.step < last_step_) {
-    if (stop_signal() != 0) {
+    if (stop_requested()) {
       end = TrainEnd::stopped;
       break;
     }
@@ -267,9 +328,9 @@ TrainEnd Run::train() {
   progress_->finish_line();
   save();
   // A machine that was busy at the start would make the share look too good.
-  peak_flops_ = std::max(peak_flops_, gemm_peak(device_.threads));
+  peak_flops_ = std::max(peak_flops_, gemm_peak_of_ranks());
   const std::string text = summary(end);
-  write_file(config_.run.folder + "/summary.txt", text);
+  if (launch_.rank() == 0) write_file(config_.run.folder + "/summary.txt", text);
   say("{}", text);
   return end;
 }
@@ -278,25 +339,35 @@ TrainEnd Run::train() {
 
 TrainEnd train(const RunConfig& config) {
   watch_stop_signals();
-  return Run(config).train();
+  return Run(config, Launch::get()).train();
 }
 
 void dry_run(const RunConfig& config) {
-  const Device device = open_device(config);
-  const std::optional<Tokenizer> tokenizer = open_tokenizer(config);
-  const DataLoader loader(training_settings(config, tokenizer), 1, {});
-  check_sets(config, tokenizer);
-  ProcessGroups groups = ProcessGroups::counting(Layout{});
-  TrainStep step(config, device, groups, true);
-  say("{}{:<56}{:>18}{:>10}{:>8}\n", startup_table(config, step), "parameter", "shape", "lr x", "decay");
-  for (size_t i = 0; i < step.params().params().size(); ++i) {
-    const ParamShape& p = step.params().params()[i].info;
-    const Optimizer::Rule& rule = step.optimizer().rules()[i];
+  Launch& launch = Launch::get();
+  check_same_run(launch, config);
+  ProcessGroups groups = launch.groups(config.parallel.pp, config.parallel.ep);
+  const Device device = open_device(config, launch);
+  std::unique_ptr<TrainStep> step;
+  int64_t steps = 0, instances = 0;
+  launch.agree([&] {
+    check_layout(config, groups.layout);
+    const std::optional<Tokenizer> tokenizer = open_tokenizer(config);
+    const DataLoader loader(training_settings(config, tokenizer), 1, {});
+    check_sets(config, tokenizer);
+    instances = loader.instances();
+    steps = total_steps(config, instances);
+    step = std::make_unique<TrainStep>(config, device, groups, true);
+  });
+  say("{}{}{:<56}{:>18}{:>10}{:>8}\n", startup_table(config, *step), layout_map(groups.layout, launch.hosts()),
+      "parameter", "shape", "lr x", "decay");
+  for (size_t i = 0; i < step->params().params().size(); ++i) {
+    const ParamShape& p = step->params().params()[i].info;
+    const Optimizer::Rule& rule = step->optimizer().rules()[i];
     std::string shape;
     for (int64_t n : p.shape) shape += (shape.empty() ? "" : " x ") + std::to_string(n);
     say("{:<56}{:>18}{:>10g}{:>8g}\n", p.name, shape, rule.lr_scale, rule.weight_decay);
   }
-  say("{} steps over {} sequences: nothing was trained\n", total_steps(config, loader.instances()), loader.instances());
+  say("{} steps over {} sequences: nothing was trained\n", steps, instances);
 }
 
 }  // namespace olmo

@@ -24,6 +24,11 @@ size_t terminal_columns() {
 
 }  // namespace
 
+bool& speaks() {
+  static bool speaks = true;
+  return speaks;
+}
+
 std::string with_commas(int64_t value) {
   const std::string digits = std::to_string(value < 0 ? -value : value);
   std::string text(value < 0 ? "-" : "");

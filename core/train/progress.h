@@ -17,10 +17,14 @@ std::string with_commas(int64_t value);
 std::string human_bytes(int64_t bytes);
 std::string human_time(double seconds);
 
+// Whether this process prints: of several ranks only the first does.
+bool& speaks();
+
 // Prints to standard output. A run outlives whoever reads it: a write that fails is passed over here and becomes the
 // exit status at the end.
 template <class... T>
 void say(fmt::format_string<T...> format, T&&... values) {
+  if (!speaks()) return;
   const std::string text = fmt::format(format, std::forward<T>(values)...);
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);

@@ -1,28 +1,19 @@
 #include "core/train/session.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "core/train/ranks.h"
 #include "kernels/cpu/threads.h"
 #include "kernels/error.h"
-#include "parallel/layout.h"
 
 namespace olmo {
 
-Device open_device(const RunConfig& config) {
-  std::string variable;
-  const int64_t world = launcher_world_size(variable);
-  if (world > 1) {
-    throw UserError(
-        "{} says that the launcher started {} ranks; this version trains on one rank: start it without mpirun "
-        "or with one task",
-        variable, world);
-  }
-  const int threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : omp_get_num_procs();
+Device open_device(const RunConfig& config, Launch& launch) {
+  const int cpus = bind_rank(launch);
+  const int threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : cpus;
   cpu::flush_denormals(threads);
   return Device::cpu(threads);
 }

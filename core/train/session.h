@@ -11,12 +11,13 @@
 #include "core/train/step.h"
 #include "data/loader.h"
 #include "data/tokenizer.h"
+#include "parallel/launch.h"
 
 namespace olmo {
 
-// The cpu device with the config's threads (0 = all cores), denormals flushed on every one. Throws UserError when a
-// launcher started several ranks: this version trains on one.
-Device open_device(const RunConfig& config);
+// The cpu device with the config's threads (0 = this rank's share of the node's CPUs, which it is bound to), denormals
+// flushed on every one. Collective.
+Device open_device(const RunConfig& config, Launch& launch);
 
 // The config's tokenizer, if it names one. Throws UserError when its ids do not fit the model's vocabulary.
 std::optional<Tokenizer> open_tokenizer(const RunConfig& config);

@@ -9,7 +9,9 @@
 #include <numeric>
 
 #include "core/train/progress.h"
+#include "core/train/stages.h"
 #include "kernels/error.h"
+#include "parallel/launch.h"
 
 namespace olmo {
 
@@ -28,6 +30,18 @@ OptimizerSettings optimizer_settings(const OptimConfig& c) {
   return s;
 }
 
+StoreSettings store_settings(const ParallelConfig& c) {
+  StoreSettings s;
+  s.fsdp = c.strategy == "fsdp";
+  s.shard_optimizer = c.shard_optimizer;
+  s.bucket_bytes = c.bucket_mib << 20;
+  return s;
+}
+
+int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
 int64_t moe_blocks(const ModelConfig& m) {
   return std::max<int64_t>(0, m.n_layers - m.dense.layers);
 }
@@ -37,11 +51,23 @@ int64_t sums_bytes(const ModelConfig& m) {
   return (2 + blocks * 2 + blocks * m.moe.experts + 64) * bytes_of(DType::f64);
 }
 
-// A batch of the largest size a run can meet, for planning.
-Batch blank_batch(const RunConfig& c) {
+// Numbers of micro-batches that a rank's steps can have.
+std::vector<int64_t> micro_batch_counts(const RunConfig& c, const Layout& layout) {
+  const auto count = [&](int64_t rows) {
+    return std::max<int64_t>(1, ceil_div(ceil_div(rows, layout.dp), c.batch.micro_rows));
+  };
+  std::vector<int64_t> counts = {count(c.batch.rows)};
+  for (const BatchWarmup& stage : c.batch.warmup) counts.push_back(count(stage.rows));
+  std::sort(counts.begin(), counts.end());
+  counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
+  return counts;
+}
+
+// A rank's part of a step, for planning.
+Batch blank_batch(const RunConfig& c, int64_t micro_batches) {
   Batch batch;
   batch.step = 1;
-  batch.rows = c.batch.micro_rows;
+  batch.rows = micro_batches * c.batch.micro_rows;
   batch.sequence_length = c.data.sequence_length;
   const size_t n = static_cast<size_t>(batch.rows * batch.sequence_length);
   batch.ids.assign(n, 0);
@@ -92,60 +118,87 @@ void check_memory(const MemoryPlan& plan) {
 }  // namespace
 
 TrainStep::TrainStep(const RunConfig& config, const Device& device, ProcessGroups& groups, bool with_optimizer)
-    : TrainStep(config, device, groups, with_optimizer, fit(config, device, with_optimizer)) {}
+    : TrainStep(config, device, groups, with_optimizer, fit(config, device, groups.layout, with_optimizer)) {}
 
 TrainStep::TrainStep(const RunConfig& config, const Device& device, ProcessGroups& groups, bool with_optimizer,
-                     Capacity capacity)
+                     const Capacity& capacity)
     : config_(config),
       groups_(groups),
       stream_(device, capacity.scratch),
-      activations_("activations", device.kind, capacity.activations),
-      sums_arena_("step sums", device.kind, sums_bytes(config.model)),
-      params_(std::make_unique<ParamStore>(store_table(config.model), device, with_optimizer)),
-      model_(std::make_unique<Model>(config.model, *params_, config.data.sequence_length, stream_)) {
-  const int64_t blocks = model_->moe_blocks();
-  sums_.losses = sums_arena_.allocate(DType::f64, {2});
-  sums_.aux = sums_arena_.allocate(DType::f64, {blocks, 2});
-  sums_.expert_load = sums_arena_.allocate(DType::i64, {blocks, config.model.moe.experts});
-  const size_t b = static_cast<size_t>(blocks);
-  result_.balance_by_block.resize(b);
-  result_.router_z_by_block.resize(b);
-  result_.expert_load.assign(b, std::vector<int64_t>(static_cast<size_t>(config.model.moe.experts)));
-  labels_seen_ = sums_arena_.allocate(DType::f64, {1});
+      workspace_("activations", device.kind, capacity.workspace),
+      sums_arena_("step sums", device.kind, sums_bytes(config.model)) {
+  const ModelPart part = model_part(config, groups.layout);
+  const std::vector<ParamShape> table = store_table(config.model, part);
+  params_ = with_optimizer ? std::make_unique<ParamStore>(table, device, true, store_settings(config.parallel),
+                                                          *groups.dp, *groups.ep_dp, groups.tied.get())
+                           : std::make_unique<ParamStore>(table, device, false);
+  model_ = std::make_unique<Model>(config.model, part, *params_, config.data.sequence_length, stream_);
+  allocate_sums();
   memory_ = {{"parameters", params_->bytes()}};
   if (with_optimizer) {
+    pipeline_ = std::make_unique<Pipeline>(config.parallel, *model_, groups, micro_batch_counts(config, groups.layout),
+                                           config.batch.micro_rows * config.data.sequence_length, workspace_,
+                                           capacity.pipeline, stream_);
     optimizer_ = std::make_unique<Optimizer>(optimizer_settings(config.optim), *params_, device);
     memory_.emplace_back("gradients", params_->gradient_bytes());
     memory_.emplace_back("optimizer state", optimizer_->state_bytes());
+    if (pipeline_->slots() > 1) {
+      memory_.emplace_back(fmt::format("activations of {} in flight", pipeline_->slots()), pipeline_->slot_capacity());
+    }
+    memory_.emplace_back("stage boundaries", pipeline_->buffer_bytes());
   }
-  memory_.emplace_back("activations", capacity.activations);
+  memory_.emplace_back(pipeline_ && pipeline_->slots() > 1 ? "temporaries" : "activations", capacity.workspace);
   memory_.emplace_back("operator scratch", capacity.scratch);
 }
 
 TrainStep::~TrainStep() = default;
 
-TrainStep::Capacity TrainStep::measure(const RunConfig& config, const Device& device, bool with_optimizer) {
-  ProcessGroups one = ProcessGroups::counting(Layout{});
-  TrainStep meta(config, Device::meta_for(device), one, with_optimizer, Capacity{});
-  const Batch batch = blank_batch(config);
-  if (with_optimizer) meta.run(batch, 0);
-  EvalResult sums;
-  meta.evaluate(batch, sums);
-  return {meta.activations_.high_water(), meta.stream_.scratch().high_water()};
+// All sums lie in two runs, of reals and of integers, so that two exchanges add them up.
+void TrainStep::allocate_sums() {
+  const int64_t blocks = model_->moe_blocks();
+  const int64_t experts = config_.model.moe.experts;
+  reals_ = sums_arena_.allocate(DType::f64, {2 + 2 * blocks});
+  integers_ = sums_arena_.allocate(DType::i64, {blocks * experts});
+  const DeviceKind kind = reals_.device;
+  sums_.losses = Tensor(reals_.data, DType::f64, {2}, kind);
+  sums_.aux = Tensor(reals_.f64() + 2, DType::f64, {blocks, 2}, kind);
+  sums_.expert_load = integers_.reshape({blocks, experts});
+  seen_ = sums_arena_.allocate(DType::f64, {2});
+  const size_t b = static_cast<size_t>(blocks);
+  result_.balance_by_block.resize(b);
+  result_.router_z_by_block.resize(b);
+  result_.expert_load.assign(b, std::vector<int64_t>(static_cast<size_t>(experts)));
 }
 
-TrainStep::Capacity TrainStep::fit(const RunConfig& config, const Device& device, bool with_optimizer) {
-  check_countable(config.model);
-  const Capacity capacity = measure(config, device, with_optimizer);
-  ProcessGroups one = ProcessGroups::counting(Layout{});
-  check_memory(TrainStep(config, Device::meta_for(device), one, with_optimizer, capacity).memory_);
+TrainStep::Capacity TrainStep::measure(const RunConfig& config, const Device& device, const Layout& layout,
+                                       bool with_optimizer) {
+  ProcessGroups groups = ProcessGroups::counting(layout);
+  TrainStep meta(config, Device::meta_for(device), groups, with_optimizer, Capacity{});
+  Capacity capacity;
+  if (with_optimizer) {
+    for (int64_t count : micro_batch_counts(config, layout)) meta.run(blank_batch(config, count), 0);
+    capacity.pipeline = meta.pipeline_->used();
+  }
+  EvalResult sums;
+  meta.evaluate(blank_batch(config, 1), sums);
+  capacity.workspace = meta.workspace_.high_water();
+  capacity.scratch = meta.stream_.scratch().high_water();
   return capacity;
 }
 
-MemoryPlan TrainStep::plan(const RunConfig& config, const Device& device, bool with_optimizer) {
-  ProcessGroups one = ProcessGroups::counting(Layout{});
-  return TrainStep(config, Device::meta_for(device), one, with_optimizer, measure(config, device, with_optimizer))
-      .memory_;
+TrainStep::Capacity TrainStep::fit(const RunConfig& config, const Device& device, const Layout& layout,
+                                   bool with_optimizer) {
+  check_countable(config.model);
+  const Capacity capacity = measure(config, device, layout, with_optimizer);
+  ProcessGroups groups = ProcessGroups::counting(layout);
+  check_memory(TrainStep(config, Device::meta_for(device), groups, with_optimizer, capacity).memory_);
+  return capacity;
+}
+
+MemoryPlan TrainStep::plan(const RunConfig& config, const Device& device, const Layout& layout, bool with_optimizer) {
+  ProcessGroups groups = ProcessGroups::counting(layout);
+  const Capacity capacity = measure(config, device, layout, with_optimizer);
+  return TrainStep(config, Device::meta_for(device), groups, with_optimizer, capacity).memory_;
 }
 
 MicroBatch TrainStep::micro_batch(const Batch& batch, int64_t first_row, int64_t rows, double divisor) const {
@@ -172,11 +225,15 @@ MicroBatch TrainStep::micro_batch(const Batch& batch, int64_t first_row, int64_t
 }
 
 void TrainStep::zero_sums() {
-  ops::zero({sums_.losses}, stream_);
-  if (sums_.aux.elements() > 0) {
-    ops::zero({sums_.aux}, stream_);
-    ops::zero({sums_.expert_load}, stream_);
-  }
+  ops::zero({reals_}, stream_);
+  if (integers_.elements() > 0) ops::zero({integers_}, stream_);
+}
+
+// Every stage and data-parallel rank has added its own part.
+void TrainStep::add_up_sums() {
+  if (groups_.world->size() == 1) return;
+  stream_.wait(groups_.world->all_reduce(reals_, ReduceOp::sum, stream_));
+  if (integers_.elements() > 0) stream_.wait(groups_.world->all_reduce(integers_, ReduceOp::sum, stream_));
 }
 
 void TrainStep::read_sums(double divisor) {
@@ -203,19 +260,23 @@ const StepResult& TrainStep::forward_backward(const Batch& batch) {
   result_.tokens = batch.rows * batch.sequence_length * groups_.dp->size();
   result_.filtered_rows = batch.filtered_rows;
 
-  double divisor = static_cast<double>(std::max<int64_t>(1, batch.valid_labels));
-  if (stream_.computes()) labels_seen_.f64()[0] = divisor;
-  stream_.wait(groups_.dp->all_reduce(labels_seen_, ReduceOp::sum, stream_));
-  if (stream_.computes()) divisor = labels_seen_.f64()[0] / static_cast<double>(groups_.dp->size());
+  // One divisor for the step, on all ranks: gradients are then sums over ranks and micro-batches.
+  double divisor = static_cast<double>(batch.valid_labels);
+  if (stream_.computes()) seen_.f64()[0] = divisor;
+  stream_.wait(groups_.dp->all_reduce(seen_, ReduceOp::sum, stream_));
+  if (stream_.computes()) divisor = seen_.f64()[0];
+  divisor = std::max(1.0, divisor);
 
-  params_->begin_step((batch.rows + config_.batch.micro_rows - 1) / config_.batch.micro_rows);
-  zero_sums();
+  micro_batches_.clear();
   for (int64_t row = 0; row < batch.rows; row += config_.batch.micro_rows) {
     const int64_t rows = std::min(config_.batch.micro_rows, batch.rows - row);
-    model_->forward_backward(micro_batch(batch, row, rows, divisor), config_.optim.z_loss, sums_, activations_,
-                             stream_);
+    micro_batches_.push_back(micro_batch(batch, row, rows, divisor));
   }
+  params_->begin_step(static_cast<int64_t>(micro_batches_.size()));
+  zero_sums();
+  pipeline_->run(micro_batches_, config_.optim.z_loss, sums_);
   params_->finish_gradients(stream_);
+  add_up_sums();
   read_sums(divisor);
   return result_;
 }
@@ -226,8 +287,9 @@ const StepResult& TrainStep::run(const Batch& batch, double lr) {
   result_.lr = lr;
   result_.grad_norm = outcome.grad_norm;
   result_.skipped = outcome.skipped;
-  if (stream_.computes() && !outcome.finite) report_nonfinite();
+  if (stream_.computes() && !outcome.finite) report_nonfinite(batch);
   for (size_t block = 0; block < model_->score_bias().size(); ++block) {
+    if (!model_->score_bias()[block].defined()) continue;
     ops::update_score_bias({model_->score_bias()[block], sums_.expert_load[static_cast<int64_t>(block)],
                             static_cast<float>(config_.model.moe.bias_gamma)},
                            stream_);
@@ -235,33 +297,71 @@ const StepResult& TrainStep::run(const Batch& batch, double lr) {
   return result_;
 }
 
-void TrainStep::report_nonfinite() {
-  std::string culprit;
-  for (const Param& p : params_->params()) {
-    const int64_t index = ops::first_nonfinite(p.value.reshape({p.value.elements()}), stream_);
-    if (index >= 0) {
-      culprit = "parameter " + p.info.name + "[" + std::to_string(index) + "]";
-      break;
+// The first non-finite tensor of this rank, with a number that is smaller the nearer it is to where backward began: a
+// parameter, or a gradient found by running the step again. Empty when there is none.
+std::pair<int64_t, std::string> TrainStep::find_nonfinite(const Batch& batch) {
+  const std::vector<Param>& table = params_->params();
+  for (size_t i = 0; i < table.size(); ++i) {
+    for (const ParamStore::Run& run : params_->value_runs(static_cast<int64_t>(i))) {
+      const int64_t index = ops::first_nonfinite(run.value, stream_);
+      if (index >= 0) return {0, fmt::format("parameter {}[{}]", table[i].info.name, run.begin + index)};
     }
   }
-  if (culprit.empty()) {
-    culprit = optimizer_->first_nonfinite_gradient(stream_);
-    culprit = culprit.empty() ? "no single gradient (their squares overflow)" : "gradient " + culprit;
+  params_->watch_gradients(true);
+  forward_backward(batch);
+  params_->watch_gradients(false);
+  const auto& found = params_->first_nonfinite();
+  if (!found) return {0, ""};
+  const ParamShape& p = (*params_)[found->param].info;
+  const int64_t units = config_.model.n_layers + 2;
+  return {found->micro_batch * units - p.unit, fmt::format("gradient {}[{}]", p.name, found->element)};
+}
+
+void TrainStep::report_nonfinite(const Batch& batch) {
+  const double loss = result_.ce;
+  const double norm = result_.grad_norm;
+  const auto look = find_nonfinite(batch);
+  Launch& launch = Launch::get();
+  std::string culprit;
+  int64_t nearest = 0;
+  const std::vector<std::string> all = launch.gather(fmt::format("{} {}", look.first, look.second));
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const size_t space = all[rank].find(' ');
+    const int64_t place = std::stoll(all[rank].substr(0, space));
+    const std::string what = all[rank].substr(space + 1);
+    if (what.empty() || (!culprit.empty() && place >= nearest)) continue;
+    nearest = place;
+    culprit = all.size() == 1 ? what : fmt::format("{} on rank {}", what, rank);
   }
-  throw RunError(
-      "step {}: loss {} and gradient norm {} are not both finite; the first non-finite tensor is {}; parameters, "
-      "moments and checkpoints are as after step {}",
-      result_.step, result_.ce, result_.grad_norm, culprit, result_.step - 1);
+  if (culprit.empty()) culprit = "no single gradient (their squares overflow)";
+  launch.agree([&] {
+    throw RunError(
+        "step {}: loss {} and gradient norm {} are not both finite; the first non-finite tensor is {}; parameters, "
+        "moments and checkpoints are as after step {}",
+        result_.step, loss, norm, culprit, result_.step - 1);
+  });
 }
 
 void TrainStep::evaluate(const Batch& batch, EvalResult& sums) {
   ops::zero({sums_.losses}, stream_);
   for (int64_t row = 0; row < batch.rows; row += config_.batch.micro_rows) {
     const int64_t rows = std::min(config_.batch.micro_rows, batch.rows - row);
-    model_->evaluate(micro_batch(batch, row, rows, 1), sums_.losses, activations_, stream_);
+    evaluate_stages(*model_, groups_, micro_batch(batch, row, rows, 1), sums_.losses, workspace_, stream_);
   }
+  if (!model_->part().has_head()) return;
   sums.labels += batch.valid_labels;
   if (stream_.computes()) sums.ce += sums_.losses.f64()[0];
+}
+
+void TrainStep::finish_evaluation(EvalResult& sums) {
+  if (stream_.computes()) {
+    seen_.f64()[0] = static_cast<double>(sums.labels);
+    seen_.f64()[1] = sums.ce;
+  }
+  stream_.wait(groups_.world->all_reduce(seen_, ReduceOp::sum, stream_));
+  if (!stream_.computes()) return;
+  sums.labels = std::llround(seen_.f64()[0]);
+  sums.ce = sums.labels > 0 ? seen_.f64()[1] / seen_.f64()[0] : 0;
 }
 
 }  // namespace olmo

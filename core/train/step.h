@@ -1,4 +1,4 @@
-// TrainStep: one training step on one device, and the memory it needs.
+// TrainStep: one training step on this rank's device, and the memory it needs.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,15 @@
 
 #include "core/config/run_config.h"
 #include "core/model/model.h"
+#include "core/train/pipeline.h"
 #include "data/loader.h"
 #include "optim/optimizer.h"
 #include "parallel/process_groups.h"
 
 namespace olmo {
 
-// What a step reports. Losses are per valid label of the step; auxiliary losses are sums over layers and micro-batches,
-// unweighted.
+// What a step reports, the same on every rank. Losses are per valid label of the step; auxiliary losses are sums over
+// layers and micro-batches, unweighted.
 struct StepResult {
   int64_t step = 0;
   double ce = 0;        // cross-entropy
@@ -54,45 +55,58 @@ class TrainStep {
   // Gradients and losses only, without the optimizer (for tests and `bench`).
   const StepResult& forward_backward(const Batch& batch);
 
-  // Adds up one batch of an evaluation set.
+  // Adds up this rank's rows of one batch of an evaluation set. Collective over stages and experts: every rank gives
+  // batches of as many rows.
   void evaluate(const Batch& batch, EvalResult& sums);
+  // Makes the sums those of all ranks and `ce` the mean.
+  void finish_evaluation(EvalResult& sums);
+  // Experts that the MoE block `index` of this rank chose in its latest micro-batch: i32 [N, top_k].
+  Tensor routing(int64_t index) const { return pipeline_->routing(index); }
 
   Model& model() { return *model_; }
   ParamStore& params() { return *params_; }
   Optimizer& optimizer() { return *optimizer_; }
   Stream& stream() { return stream_; }
-  Arena& activations() { return activations_; }
+  ProcessGroups& groups() { return groups_; }
+  Arena& workspace() { return workspace_; }
   const MemoryPlan& memory() const { return memory_; }
 
-  // The memory of a run without allocating it.
-  static MemoryPlan plan(const RunConfig& config, const Device& device, bool with_optimizer);
+  // The memory of one rank of a run without allocating it.
+  static MemoryPlan plan(const RunConfig& config, const Device& device, const Layout& layout, bool with_optimizer);
 
  private:
   struct Capacity {
-    int64_t activations = 0;
+    Pipeline::Capacity pipeline;
+    int64_t workspace = 0;
     int64_t scratch = 0;
   };
   TrainStep(const RunConfig& config, const Device& device, ProcessGroups& groups, bool with_optimizer,
-            Capacity capacity);
-  static Capacity measure(const RunConfig& config, const Device& device, bool with_optimizer);
+            const Capacity& capacity);
+  static Capacity measure(const RunConfig& config, const Device& device, const Layout& layout, bool with_optimizer);
   // The same, and throws UserError when the whole plan is more than the machine's memory.
-  static Capacity fit(const RunConfig& config, const Device& device, bool with_optimizer);
+  static Capacity fit(const RunConfig& config, const Device& device, const Layout& layout, bool with_optimizer);
 
   MicroBatch micro_batch(const Batch& batch, int64_t first_row, int64_t rows, double divisor) const;
+  void allocate_sums();
   void zero_sums();
+  void add_up_sums();
   void read_sums(double divisor);
-  [[noreturn]] void report_nonfinite();
+  std::pair<int64_t, std::string> find_nonfinite(const Batch& batch);
+  void report_nonfinite(const Batch& batch);
 
   RunConfig config_;
   ProcessGroups& groups_;
   Stream stream_;
-  Arena activations_;
+  Arena workspace_;
   Arena sums_arena_;
   std::unique_ptr<ParamStore> params_;
   std::unique_ptr<Model> model_;
+  std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::vector<MicroBatch> micro_batches_;
   StepSums sums_;
-  Tensor labels_seen_;  // f64 [1], summed over ranks
+  Tensor reals_, integers_;  // all of sums_, to be added over the ranks at once
+  Tensor seen_;              // f64 [2], summed over ranks: labels, and in evaluation their losses
   StepResult result_;
   MemoryPlan memory_;
 };

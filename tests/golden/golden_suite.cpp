@@ -18,6 +18,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/train/stages.h"
 #include "core/checkpoint/safetensors.h"
 #include "core/train/session.h"
 #include "data/order.h"
@@ -162,7 +163,7 @@ void check_routing(TrainStep& step, const SafetensorsFile& file, Outcome& out) {
   for (int64_t block = 0; block < step.model().moe_blocks(); ++block) {
     const int64_t layer = step.model().config().dense.layers + block;
     const std::vector<double> want = file.values("routing." + std::to_string(layer));
-    const Tensor got = step.model().routing(block);
+    const Tensor got = step.routing(block);
     const int64_t k = got.cols();
     int64_t wrong = 0;
     for (int64_t n = 0; n < got.rows(); ++n) {
@@ -217,8 +218,8 @@ Outcome run_model(const SafetensorsFile& file, const Device& device) {
   if (config.data.document_mask) {
     mb.document_start = Tensor(const_cast<int32_t*>(batch.document_start.data()), DType::i32, {n});
   }
-  step.model().logits(mb, n, Tensor(logits.data(), DType::f32, {n, config.model.vocab_size}), nullptr,
-                      step.activations(), step.stream());
+  logits_stages(step.model(), step.groups(), mb, n, Tensor(logits.data(), DType::f32, {n, config.model.vocab_size}), nullptr,
+                      step.workspace(), step.stream());
   double worst_logit = 0;
   for (size_t i = 0; i < want.size(); ++i) worst_logit = std::max(worst_logit, std::abs(logits[i] - want[i]));
   out.expect(worst_logit <= 2e-5, fmt::format("logits differ by {:.1e}, 2e-5 allowed", worst_logit));
@@ -429,7 +430,7 @@ int main(int argc, char** argv) {
   std::sort(files.begin(), files.end());
 
   spdlog::set_level(spdlog::level::err);  // one case has a file shorter than a row on purpose
-  const Device device = open_device(RunConfig{});
+  const Device device = open_device(RunConfig{}, Launch::get());
   int passed = 0, failed = 0;
   for (const fs::path& path : files) {
     Outcome out;

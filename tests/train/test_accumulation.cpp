@@ -120,7 +120,7 @@ TEST_CASE("random routing gives a token its experts whatever the micro-batch") {
   Trainer whole(c);
   whole.step.forward_backward(batch);
   const auto routes = [&](Trainer& t, int64_t block) {
-    const Tensor r = t.step.model().routing(block);
+    const Tensor r = t.step.routing(block);
     return std::vector<int32_t>(r.i32(), r.i32() + r.elements());
   };
   const std::vector<int32_t> first = routes(whole, 0), second = routes(whole, 1);

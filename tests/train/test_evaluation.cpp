@@ -1,4 +1,5 @@
 // Evaluation: the loss that training reports, and no trace of it in training.
+#include "core/train/stages.h"
 #include "tests/catch.h"
 #include "tests/train/fixture.h"
 
@@ -87,8 +88,8 @@ TEST_CASE("a later document does not see an earlier one") {
     mb.ids = Tensor(const_cast<int32_t*>(b.ids.data()), DType::i32, {32});
     mb.positions = Tensor(const_cast<int32_t*>(b.positions.data()), DType::i32, {32});
     mb.document_start = Tensor(const_cast<int32_t*>(b.document_start.data()), DType::i32, {32});
-    t.step.model().logits(mb, 32, Tensor(out.data(), DType::f32, {32, 96}), nullptr, t.step.activations(),
-                          t.step.stream());
+    logits_stages(t.step.model(), t.groups, mb, 32, Tensor(out.data(), DType::f32, {32, 96}), nullptr,
+                  t.step.workspace(), t.step.stream());
     return out;
   };
   Random random(1);

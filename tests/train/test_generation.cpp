@@ -5,6 +5,7 @@
 #include "core/checkpoint/checkpoint.h"
 #include "core/config/config.h"
 #include "core/train/generate.h"
+#include "core/train/stages.h"
 #include "kernels/error.h"
 #include "tests/catch.h"
 #include "tests/cli/run_program.h"
@@ -23,8 +24,13 @@ SamplingSettings greedy(int64_t tokens) {
   return s;
 }
 
+ProcessGroups& one_rank() {
+  static ProcessGroups groups = ProcessGroups::counting(Layout{});
+  return groups;
+}
+
 std::unique_ptr<Generator> make_generator(const RunConfig& c, uint64_t seed) {
-  auto generator = std::make_unique<Generator>(c, Device::cpu(kThreads), kCapacity);
+  auto generator = std::make_unique<Generator>(c, Device::cpu(kThreads), one_rank(), kCapacity);
   RunConfig seeded = c;
   seeded.run.seed = seed;
   Trainer source(seeded);
@@ -129,7 +135,7 @@ TEST_CASE("a checkpoint's weights and score biases are what generation uses") {
   for (int64_t step = 1; step <= 8; ++step) t.step.run(make_batch(c, step), 1e-3);
   const TemporaryFolder folder;
   save_checkpoint(folder.file(""), 8, owned_state(t.step), {}, print_config(c));
-  Generator generator(c, Device::cpu(kThreads), kCapacity);
+  Generator generator(c, Device::cpu(kThreads), one_rank(), kCapacity);
   generator.load(folder.file("step000008"));
 
   Batch batch = make_batch(c, 9);
@@ -139,14 +145,14 @@ TEST_CASE("a checkpoint's weights and score biases are what generation uses") {
   mb.sequence_length = 16;
   mb.ids = Tensor(batch.ids.data(), DType::i32, {16});
   mb.positions = Tensor(batch.positions.data(), DType::i32, {16});
-  t.step.model().logits(mb, 16, Tensor(expected.data(), DType::f32, {16, 96}), nullptr, t.step.activations(),
-                        t.step.stream());
+  logits_stages(t.step.model(), t.groups, mb, 16, Tensor(expected.data(), DType::f32, {16, 96}), nullptr,
+                t.step.workspace(), t.step.stream());
   CHECK(generator.full_logits(batch.ids) == expected);
 
   // The biases matter: without them other experts answer.
   for (const Tensor& bias : t.step.model().score_bias()) std::fill(bias.f32(), bias.f32() + bias.elements(), 0.0f);
-  t.step.model().logits(mb, 16, Tensor(expected.data(), DType::f32, {16, 96}), nullptr, t.step.activations(),
-                        t.step.stream());
+  logits_stages(t.step.model(), t.groups, mb, 16, Tensor(expected.data(), DType::f32, {16, 96}), nullptr,
+                t.step.workspace(), t.step.stream());
   CHECK(generator.full_logits(batch.ids) != expected);
 }
 

@@ -106,7 +106,7 @@ class Checker {
   std::vector<std::vector<int32_t>> routing() {
     std::vector<std::vector<int32_t>> all;
     for (int64_t b = 0; b < trainer_.step.model().moe_blocks(); ++b) {
-      const Tensor r = trainer_.step.model().routing(b);
+      const Tensor r = trainer_.step.routing(b);
       all.emplace_back(r.i32(), r.i32() + r.elements());
       // As sets: two experts of a token may swap places without changing the loss.
       for (int64_t t = 0; t < r.rows(); ++t) {

@@ -10,15 +10,15 @@ namespace {
 void check_plan(const RunConfig& c, int threads) {
   Trainer t(c, threads);
   t.step.run(make_batch(c, 1), 1e-3);
-  const int64_t training = t.step.activations().high_water();
+  const int64_t training = t.step.workspace().high_water();
   EvalResult sums;
   t.step.evaluate(make_batch(c, 2), sums);
-  CHECK(t.step.activations().high_water() == t.step.activations().capacity());
+  CHECK(t.step.workspace().high_water() == t.step.workspace().capacity());
   CHECK(t.step.stream().scratch().high_water() == t.step.stream().scratch().capacity());
-  CHECK(training == t.step.activations().capacity());  // an evaluation needs less
-  CHECK(t.step.activations().used() == 0);
+  CHECK(training == t.step.workspace().capacity());  // an evaluation needs less
+  CHECK(t.step.workspace().used() == 0);
 
-  const MemoryPlan plan = TrainStep::plan(c, Device::cpu(threads), true);
+  const MemoryPlan plan = TrainStep::plan(c, Device::cpu(threads), Layout{}, true);
   CHECK(plan == t.step.memory());
   int64_t elements = 0;
   for (const Param& p : t.step.params().params()) elements += p.value.elements();
@@ -72,8 +72,8 @@ TEST_CASE("evaluation alone plans less") {
   EvalResult sums;
   step.evaluate(make_batch(c, 1), sums);
   CHECK(sums.labels == 8 * 15);
-  CHECK(step.activations().high_water() == step.activations().capacity());
+  CHECK(step.workspace().high_water() == step.workspace().capacity());
   Trainer trainer(c);
-  CHECK(step.activations().capacity() < trainer.step.activations().capacity());
+  CHECK(step.workspace().capacity() < trainer.step.workspace().capacity());
   CHECK(step.memory().size() == 3);
 }

@@ -1,0 +1,226 @@
+#include "core/train/pipeline.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace olmo {
+
+namespace {
+
+int64_t buffer_size(const Model& model, int64_t tokens) {
+  constexpr int64_t kGuard = 1024;  // what sanitizers put between tensors
+  return tokens * model.config().d_model * bytes_of(DType::f32) + kGuard;
+}
+
+}  // namespace
+
+Pipeline::Pipeline(const ParallelConfig& parallel, Model& model, ProcessGroups& groups,
+                   const std::vector<int64_t>& micro_batches, int64_t tokens, Arena& workspace,
+                   const Capacity& capacity, Stream& stream)
+    : kind_(pipeline_kind(parallel)),
+      model_(model),
+      groups_(groups),
+      tokens_(tokens),
+      workspace_(workspace),
+      stream_(stream),
+      buffer_arena_("pipeline buffers", stream.device().kind, capacity.buffers * buffer_size(model, tokens)) {
+  const ModelPart& part = model.part();
+  std::vector<int64_t> live(part.chunks.size(), 1);
+  for (int64_t m : micro_batches) {
+    const PipelineFacts facts = check_schedule(schedule_of(m));
+    for (size_t c = 0; c < live.size(); ++c) {
+      live[c] = std::max(live[c], facts.live_by_stage[static_cast<size_t>(part.chunks[c].stage)]);
+    }
+    most_sends_ =
+        std::max(most_sends_, static_cast<size_t>(facts.sends_by_rank[static_cast<size_t>(groups.pp->rank())]));
+  }
+  const bool one_slot = live.size() == 1 && live[0] == 1;
+  for (size_t c = 0; c < live.size(); ++c) {
+    Stage stage;
+    stage.chunk = part.chunks[c];
+    stage.slots = std::vector<Slot>(static_cast<size_t>(live[c]));
+    const int64_t bytes = capacity.slot_bytes.empty() ? 0 : capacity.slot_bytes[c];
+    for (Slot& slot : stage.slots) {
+      if (!one_slot) slot.own = std::make_unique<Arena>("activations", stream.device().kind, bytes);
+    }
+    stages_.push_back(std::move(stage));
+  }
+  sends_.resize(2 * part.rank_of_stage.size());
+  for (std::vector<Transfer>& lane : sends_) lane.reserve(most_sends_ + 1);
+}
+
+const PipelineSchedule& Pipeline::schedule_of(int64_t micro_batches) {
+  const auto present = schedules_.find(micro_batches);
+  if (present != schedules_.end()) return present->second;
+  const int64_t ranks = groups_.pp->size();
+  const int64_t chunks = static_cast<int64_t>(model_.part().chunks.size());
+  return schedules_.emplace(micro_batches, pipeline_schedule(kind_, ranks, chunks, micro_batches)).first->second;
+}
+
+Pipeline::Stage& Pipeline::stage_of(const Action& action) {
+  return *std::find_if(stages_.begin(), stages_.end(), [&](const Stage& s) { return s.chunk.stage == action.stage; });
+}
+
+// The stage that an action's input comes from; -1 when it makes its own.
+int64_t Pipeline::neighbour(const Action& action) const {
+  const int64_t last = static_cast<int64_t>(model_.part().rank_of_stage.size()) - 1;
+  if (action.kind == Action::Kind::forward) return action.stage - 1;
+  return action.stage == last ? -1 : action.stage + 1;
+}
+
+Tensor Pipeline::take() {
+  if (free_buffers_.empty()) {
+    ++buffers_made_;
+    return buffer_arena_.allocate(DType::f32, {tokens_, model_.config().d_model});
+  }
+  const Tensor buffer = free_buffers_.back();
+  free_buffers_.pop_back();
+  return buffer;
+}
+
+void Pipeline::give(const Tensor& buffer) {
+  free_buffers_.push_back(buffer);
+}
+
+// Lanes: one per boundary and direction, named by the stage that receives.
+void Pipeline::post_receive(const Action& action) {
+  const int64_t from = neighbour(action);
+  Transfer& transfer = arriving_[1];
+  transfer = {};
+  if (from < 0 || here(from)) return;
+  const int64_t stages = static_cast<int64_t>(model_.part().rank_of_stage.size());
+  const int64_t lane = action.stage + (action.kind == Action::Kind::backward ? stages : 0);
+  transfer.tensor = take();
+  transfer.pending = groups_.pp->recv(transfer.tensor, rank_of(from), lane, stream_);
+}
+
+// The present action's input: received, or handed over by the neighbour stage on this rank.
+Tensor Pipeline::input_of(const Action& action, std::vector<Tensor>& handed) {
+  const int64_t from = neighbour(action);
+  if (from < 0) return {};
+  if (!here(from)) {
+    stream_.wait(arriving_[0].pending);
+    return arriving_[0].tensor;
+  }
+  const Tensor tensor = handed.front();
+  handed.erase(handed.begin());
+  return tensor;
+}
+
+// Gives a stage's output to the stage that needs it next. A lane never has more messages under way than its schedule
+// calls for, so that waiting for the oldest cannot stop the pipeline (check_schedule).
+void Pipeline::hand_on(const Tensor& tensor, int64_t stage, Action::Kind kind) {
+  if (here(stage)) {
+    Stage& next = stage_of({kind, stage, 0});
+    (kind == Action::Kind::forward ? next.inputs : next.gradients).push_back(tensor);
+    return;
+  }
+  const int64_t stages = static_cast<int64_t>(model_.part().rank_of_stage.size());
+  const int64_t lane = stage + (kind == Action::Kind::backward ? stages : 0);
+  std::vector<Transfer>& queue = sends_[static_cast<size_t>(lane)];
+  queue.push_back({tensor, groups_.pp->send(tensor, rank_of(stage), lane, stream_)});
+  if (queue.size() < most_sends_) return;
+  stream_.wait(queue.front().pending);
+  give(queue.front().tensor);
+  queue.erase(queue.begin());
+}
+
+Pipeline::Slot& Pipeline::free_slot(Stage& stage) {
+  const auto slot =
+      std::find_if(stage.slots.begin(), stage.slots.end(), [](const Slot& s) { return s.micro_batch < 0; });
+  if (slot == stage.slots.end()) throw std::logic_error("pipeline: the schedule has more in flight than it says");
+  stage.latest = static_cast<size_t>(slot - stage.slots.begin());
+  return *slot;
+}
+
+void Pipeline::forward(const Action& action, const MicroBatch& mb, const StepSums& sums) {
+  Stage& stage = stage_of(action);
+  Slot& slot = free_slot(stage);
+  Arena& arena = slot.own ? *slot.own : workspace_;
+  slot.micro_batch = action.micro_batch;
+  slot.scope.emplace(arena);
+  slot.state.x = input_of(action, stage.inputs);
+  slot.state.y = stage.chunk.head ? Tensor() : take();
+  model_.forward(stage.chunk, mb, sums, slot.state, arena, stream_);
+  if (!stage.chunk.head) hand_on(slot.state.y, action.stage + 1, Action::Kind::forward);
+}
+
+void Pipeline::backward(const Action& action, const MicroBatch& mb, double z_loss, const StepSums& sums) {
+  Stage& stage = stage_of(action);
+  const auto slot = std::find_if(stage.slots.begin(), stage.slots.end(),
+                                 [&](const Slot& s) { return s.micro_batch == action.micro_batch; });
+  const Tensor input = input_of(action, stage.gradients);
+  const Tensor grad = stage.chunk.head ? take() : input;
+  model_.backward(stage.chunk, mb, z_loss, sums, slot->state, grad, workspace_, stream_);
+  if (!stage.chunk.embedding) give(slot->state.x);
+  slot->scope.reset();
+  slot->micro_batch = -1;
+  if (stage.chunk.embedding) {
+    give(grad);
+  } else {
+    hand_on(grad, action.stage - 1, Action::Kind::backward);
+  }
+}
+
+void Pipeline::run(const std::vector<MicroBatch>& micro_batches, double z_loss, const StepSums& sums) {
+  const PipelineSchedule& schedule = schedule_of(static_cast<int64_t>(micro_batches.size()));
+  const std::vector<Action>& actions = schedule.actions[static_cast<size_t>(groups_.pp->rank())];
+  if (!actions.empty()) post_receive(actions[0]);
+  for (size_t i = 0; i < actions.size(); ++i) {
+    std::swap(arriving_[0], arriving_[1]);
+    if (i + 1 < actions.size()) post_receive(actions[i + 1]);
+    const MicroBatch& mb = micro_batches[static_cast<size_t>(actions[i].micro_batch)];
+    if (actions[i].kind == Action::Kind::forward) {
+      forward(actions[i], mb, sums);
+    } else {
+      backward(actions[i], mb, z_loss, sums);
+    }
+  }
+  for (std::vector<Transfer>& lane : sends_) {
+    for (const Transfer& transfer : lane) {
+      stream_.wait(transfer.pending);
+      give(transfer.tensor);
+    }
+    lane.clear();
+  }
+}
+
+Tensor Pipeline::routing(int64_t index) const {
+  const int64_t layer = index + model_.config().dense.layers;
+  for (const Stage& stage : stages_) {
+    if (layer < stage.chunk.first_layer || layer >= stage.chunk.end_layer) continue;
+    const Slot& slot = stage.slots[stage.latest];
+    return slot.state.blocks[static_cast<size_t>(layer - stage.chunk.first_layer)].indices;
+  }
+  throw std::logic_error("routing: the block is on another rank");
+}
+
+Pipeline::Capacity Pipeline::used() const {
+  Capacity used;
+  for (const Stage& stage : stages_) {
+    int64_t bytes = 0;
+    for (const Slot& slot : stage.slots) {
+      if (slot.own) bytes = std::max(bytes, slot.own->high_water());
+    }
+    used.slot_bytes.push_back(bytes);
+  }
+  used.buffers = buffers_made_;
+  return used;
+}
+
+int64_t Pipeline::slots() const {
+  int64_t n = 0;
+  for (const Stage& stage : stages_) n += static_cast<int64_t>(stage.slots.size());
+  return n;
+}
+
+int64_t Pipeline::slot_capacity() const {
+  int64_t bytes = 0;
+  for (const Stage& stage : stages_) {
+    for (const Slot& slot : stage.slots) bytes += slot.own ? slot.own->capacity() : 0;
+  }
+  return bytes;
+}
+
+}  // namespace olmo

@@ -1,0 +1,26 @@
+// What the ranks of a run must agree on before any of them computes.
+#pragma once
+
+#include <string>
+
+#include "core/config/run_config.h"
+#include "parallel/launch.h"
+
+namespace olmo {
+
+// Throws UserError on every rank, naming a rank and what is different there, unless all ranks are the same build and
+// have the same config. Collective, like all of these.
+void check_same_run(Launch& launch, const RunConfig& config);
+
+// The same for the training data, by the loader's fingerprint.
+void check_same_data(Launch& launch, const std::string& fingerprint);
+
+// The same unless every rank sees the folder that rank 0 sees: rank 0 leaves a file with a number in it there for a
+// moment.
+void check_shared_folder(Launch& launch, const std::string& folder);
+
+// Gives this rank its share of the node's CPUs where the launcher gave all ranks of the node the same ones and there
+// are enough of them; threads made later inherit it. Returns the CPUs that the rank may use.
+int bind_rank(Launch& launch);
+
+}  // namespace olmo
