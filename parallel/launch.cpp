@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -268,6 +269,10 @@ void Launch::agree(const std::function<void()>& f) {
     f();
   } catch (const UserError& error) {
     own = std::string("u") + error.what();
+  } catch (const std::filesystem::filesystem_error& error) {
+    const std::error_code code = error.code();
+    const bool failure = code == std::errc::io_error || code == std::errc::no_space_on_device;
+    own = fmt::format("{}{}: {}", failure ? 'r' : 'u', error.path1().string(), code.message());
   } catch (const std::exception& error) {
     own = std::string("r") + error.what();
   }
@@ -276,6 +281,8 @@ void Launch::agree(const std::function<void()>& f) {
   const auto first = std::find_if(all.begin(), all.end(), failed);
   if (first == all.end()) return;
   state_->failed_together = true;
+  // Every rank is here and about to free the tensors that others may still be sending to.
+  state_->engine.drain(2);
   const bool everywhere = std::all_of(all.begin(), all.end(), failed);
   const std::string message = (everywhere ? "" : fmt::format("rank {}: ", first - all.begin())) + first->substr(1);
   if (first->front() == 'u') throw UserError(message);

@@ -45,6 +45,14 @@ void Engine::progress() {
   active_.resize(kept);
 }
 
+void Engine::drain(double seconds) {
+  const int64_t end = now_ns() + static_cast<int64_t>(seconds * 1e9);
+  for (int64_t polls = 0; !active_.empty() && now_ns() < end; ++polls) {
+    progress();
+    rest(polls);
+  }
+}
+
 void Engine::begin_wait(const Awaited& awaited) {
   state_.group.store(static_cast<int32_t>(awaited.group), std::memory_order_relaxed);
   state_.op.store(static_cast<int32_t>(awaited.op), std::memory_order_relaxed);

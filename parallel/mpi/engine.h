@@ -76,6 +76,8 @@ class Engine {
   void add(InFlight* operation) { active_.push_back(operation); }
   void remove(const InFlight* operation);
   void progress();
+  // Progresses until nothing is in flight, for so many seconds at most.
+  void drain(double seconds);
   // Progresses until done() holds. `awaited` is what the watchdog is told.
   template <class Done>
   void wait(const Awaited& awaited, const Done& done) {

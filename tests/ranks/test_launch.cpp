@@ -1,6 +1,7 @@
 // Launch: numbering, groups of layouts, texts and errors that ranks share.
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 
 #include "kernels/error.h"
@@ -140,11 +141,24 @@ TEST_CASE("ranks agree on the first error, whoever had it") {
               if (launch.rank() == last) throw RunError("disk");
             },
             false) == before + "disk");
+  CHECK(message([] { std::filesystem::create_directory("/dev/null/x"); }, true) == "/dev/null/x: Not a directory");
   CHECK(message(
             [&] {
               if (launch.rank() > 0) throw std::out_of_range("x");
             },
             false) == "rank 1: x");
+}
+
+TEST_CASE("an error that is agreed lets operations in flight end before their tensors are freed") {
+  Ranks ranks;
+  std::vector<float> x(3000000, 1);
+  const Pending pending = ranks.groups.world->all_reduce(view(x), ReduceOp::sum, ranks.stream);
+  REQUIRE_THROWS_AS(ranks.launch.agree([&] {
+    if (ranks.launch.rank() == 0) throw RunError("x");
+  }),
+                    RunError);
+  CHECK(x.back() == static_cast<float>(ranks.launch.world()));
+  CHECK(x.front() == static_cast<float>(ranks.launch.world()));
 }
 
 TEST_CASE("a rank that waits for a text makes operations of other groups progress") {
