@@ -10,6 +10,7 @@
 #include "kernels/ops/gemm.h"
 #include "kernels/ops/loss.h"
 #include "kernels/ops/moe.h"
+#include "kernels/ops/moe_exchange.h"
 #include "kernels/ops/norm.h"
 #include "kernels/ops/optim.h"
 #include "kernels/ops/pointwise.h"

@@ -15,6 +15,9 @@ struct Device {
   DeviceKind kind = DeviceKind::cpu;
   DeviceKind stands_for = DeviceKind::cpu;
   int threads = 1;  // OpenMP threads of the cpu backend
+  // meta only: numbers that reach the host are those for which this rank needs the most memory, instead of balanced
+  // ones.
+  bool worst_case = false;
 
   static Device cpu(int threads) { return {DeviceKind::cpu, DeviceKind::cpu, threads}; }
   static Device meta_for(const Device& d) { return {DeviceKind::meta, d.stands_for, d.threads}; }

@@ -99,6 +99,10 @@ void combine_forward(const ops::CombineForwardArgs& args, void*, Stream& stream)
   for (int64_t n = 0; n < rows; ++n) {
     gather_sum(args.addend.defined() ? row(args.addend, n) : nullptr, row(args.weights, n), row_of_route + n * k, k,
                args.o.f32(), args.o.row_stride, row(args.y, n), d);
+    for (int64_t j = 0; args.by_route.defined() && j < k; ++j) {
+      const int64_t r = row_of_route[n * k + j];
+      if (r >= 0) std::memcpy(row(args.by_route, n * k + j), row(args.o, r), static_cast<size_t>(d) * sizeof(float));
+    }
   }
 }
 
@@ -112,8 +116,9 @@ void combine_backward(const ops::CombineBackwardArgs& args, void*, Stream& strea
   for (int64_t n = 0; n < rows; ++n) {
     for (int64_t j = 0; j < k; ++j) {
       const int64_t r = row_of_route[n * k + j];
+      const int64_t o = args.o_by_route ? n * k + j : r;
       row(args.dweights, n)[j] =
-          scale_and_dot(row(args.weights, n)[j], row(args.dy, n), row(args.o, r), row(args.dout, r), d);
+          r < 0 ? 0 : scale_and_dot(row(args.weights, n)[j], row(args.dy, n), row(args.o, o), row(args.dout, r), d);
     }
   }
 }

@@ -33,8 +33,14 @@ Extent extent(bool contiguous, const Tensor& t) {
   return contiguous ? Extent{1, t.elements()} : Extent{t.rows(), t.cols()};
 }
 
-int64_t rows_limit(const Tensor& limit, int64_t rows) {
-  return limit.defined() ? std::min<int64_t>(limit.i32()[0], rows) : rows;
+// Rows [begin, end) of `all` that an operator was told to compute.
+struct RowRange {
+  int64_t begin, end;
+};
+RowRange row_range(const Tensor& first, const Tensor& rows, int64_t all) {
+  const int64_t begin = first.defined() ? first.i32()[0] : 0;
+  const int64_t end = rows.defined() ? std::min<int64_t>(rows.i32()[0], all) : all;
+  return {begin, std::max(begin, end)};
 }
 
 std::byte* byte_row(const Tensor& t, int64_t n) {
@@ -74,7 +80,9 @@ void embedding_backward(const ops::EmbeddingBackwardArgs& args, void*, Stream& s
 
 void swiglu_forward(const ops::SwigluForwardArgs& args, void*, Stream& stream) {
   const int64_t width = args.h.cols();
-  for_pieces(rows_limit(args.rows, args.h.rows()), width, stream, [&](int64_t n, int64_t begin, int64_t columns) {
+  const RowRange range = row_range(args.first, args.rows, args.h.rows());
+  for_pieces(range.end - range.begin, width, stream, [&](int64_t i, int64_t begin, int64_t columns) {
+    const int64_t n = range.begin + i;
     const float* up = row(args.ug, n) + begin;
     swiglu_row(up, up + width, row(args.h, n) + begin, columns);
   });
@@ -82,7 +90,9 @@ void swiglu_forward(const ops::SwigluForwardArgs& args, void*, Stream& stream) {
 
 void swiglu_backward(const ops::SwigluBackwardArgs& args, void*, Stream& stream) {
   const int64_t width = args.dh.cols();
-  for_pieces(rows_limit(args.rows, args.dh.rows()), width, stream, [&](int64_t n, int64_t begin, int64_t columns) {
+  const RowRange range = row_range(args.first, args.rows, args.dh.rows());
+  for_pieces(range.end - range.begin, width, stream, [&](int64_t i, int64_t begin, int64_t columns) {
+    const int64_t n = range.begin + i;
     const float* up = row(args.ug, n) + begin;
     float* dup = row(args.dug, n) + begin;
     swiglu_backward_row(row(args.dh, n) + begin, up, up + width, dup, dup + width, columns);

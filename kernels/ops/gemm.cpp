@@ -7,6 +7,8 @@ namespace olmo::ops {
 
 namespace {
 
+constexpr int64_t kFloat = 4;
+
 void require_f32(const char* op, const char* name, const Tensor& t, int rank) {
   require(t.defined() && t.dtype == DType::f32 && t.rank == rank, op, "{} must be f32 of rank {}, is {}", name, rank,
           t);
@@ -56,8 +58,9 @@ void GroupedGemmArgs::check() const {
 }
 
 Cost GroupedGemmArgs::cost() const {
-  return {2.0 * static_cast<double>(y.elements()) * static_cast<double>(x.cols()),
-          x.bytes() + w.bytes() + offsets.bytes(), y.bytes()};
+  const int64_t rows = expected_rows < 0 ? x.rows() : expected_rows;
+  return {2.0 * static_cast<double>(rows * y.cols()) * static_cast<double>(x.cols()),
+          rows * x.cols() * kFloat + w.bytes() + offsets.bytes(), rows * y.cols() * kFloat};
 }
 
 int64_t GroupedGemmArgs::workspace(const Device& device) const {
@@ -78,8 +81,9 @@ void GroupedWgradArgs::check() const {
 }
 
 Cost GroupedWgradArgs::cost() const {
-  const double flops = 2.0 * static_cast<double>(a.elements()) * static_cast<double>(b.cols());
-  return {flops, a.bytes() + b.bytes() + offsets.bytes() + (accumulate ? dw.bytes() : 0), dw.bytes()};
+  const int64_t rows = expected_rows < 0 ? a.rows() : expected_rows;
+  const double flops = 2.0 * static_cast<double>(rows * a.cols()) * static_cast<double>(b.cols());
+  return {flops, rows * (a.cols() + b.cols()) * kFloat + offsets.bytes() + (accumulate ? dw.bytes() : 0), dw.bytes()};
 }
 
 int64_t GroupedWgradArgs::workspace(const Device& device) const {

@@ -22,11 +22,12 @@ void gemm(const GemmArgs& args, Stream& stream);
 
 // For each expert e, over its rows R_e = [offsets[e], offsets[e+1]): y[R_e] = x[R_e] . op(w[e]), f32.
 // x [R, K], w [E, K, N] (or [E, N, K] with trans_w), y [R, N], offsets i32 [E+1] on the device, offsets[E] <= R.
-// Rows past offsets[E] are left alone. Experts without rows cost nothing.
-// `rows` of the cost is R: what was allocated, since the counts live on the device.
+// Rows before offsets[0] and from offsets[E] on are left alone. Experts without rows cost nothing.
+// `expected_rows`: how many rows the cost is for, since the counts live on the device; -1 = R.
 struct GroupedGemmArgs {
   Tensor x, w, y, offsets;
   bool trans_w = false;
+  int64_t expected_rows = -1;
 
   void check() const;
   Cost cost() const;
@@ -35,10 +36,11 @@ struct GroupedGemmArgs {
 void grouped_gemm(const GroupedGemmArgs& args, Stream& stream);
 
 // For each expert e: dw[e] (+)= a[R_e]^T . b[R_e], f32. a [R, M], b [R, N], dw [E, M, N], offsets i32 [E+1].
-// An expert without rows gets zeros (or is left alone with `accumulate`).
+// An expert without rows gets zeros (or is left alone with `accumulate`). `expected_rows` as above.
 struct GroupedWgradArgs {
   Tensor a, b, dw, offsets;
   bool accumulate = false;
+  int64_t expected_rows = -1;
 
   void check() const;
   Cost cost() const;

@@ -14,6 +14,14 @@ constexpr int64_t kInt = 4;
 void check_routes(const char* op, int64_t routes) {
   require(routes <= std::numeric_limits<int32_t>::max(), op, "{} routes do not fit into 32 bits", routes);
 }
+
+// One row of x's width for each route.
+int64_t routed_bytes(const Tensor& row_of_route, const Tensor& x) {
+  return row_of_route.elements() * x.cols() * bytes_of(x.dtype);
+}
+double routed_elements(const Tensor& row_of_route, const Tensor& x) {
+  return static_cast<double>(row_of_route.elements() * x.cols());
+}
 }  // namespace
 
 void RouteMapArgs::check() const {
@@ -65,12 +73,12 @@ void PermuteBackwardArgs::check() const {
   const int64_t k = row_of_route.cols();
   require_tensor(op, "dx", dx, DType::f32, {dx.rows(), dx.cols()});
   require_dense(op, "row_of_route", row_of_route, DType::i32, {dx.rows(), k});
-  require_tensor(op, "dxp", dxp, DType::f32, {dx.rows() * k, dx.cols()});
+  require_tensor(op, "dxp", dxp, DType::f32, {dxp.rows(), dx.cols()});
 }
 
 Cost PermuteBackwardArgs::cost() const {
-  return {static_cast<double>(dxp.elements()), dxp.bytes() + row_of_route.bytes() + (accumulate ? dx.bytes() : 0),
-          dx.bytes()};
+  const int64_t rows = routed_bytes(row_of_route, dx);
+  return {routed_elements(row_of_route, dx), rows + row_of_route.bytes() + (accumulate ? dx.bytes() : 0), dx.bytes()};
 }
 
 int64_t PermuteBackwardArgs::workspace(const Device&) const {
@@ -88,13 +96,16 @@ void CombineForwardArgs::check() const {
   require_tensor(op, "y", y, DType::f32, {n, y.cols()});
   require_tensor(op, "weights", weights, DType::f32, {n, k});
   require_dense(op, "row_of_route", row_of_route, DType::i32, {n, k});
-  require_tensor(op, "o", o, DType::f32, {n * k, y.cols()});
+  require_tensor(op, "o", o, DType::f32, {o.rows(), y.cols()});
   if (addend.defined()) require_tensor(op, "addend", addend, DType::f32, {n, y.cols()});
+  if (by_route.defined()) require_tensor(op, "by_route", by_route, DType::f32, {n * k, y.cols()});
 }
 
 Cost CombineForwardArgs::cost() const {
-  return {2.0 * static_cast<double>(o.elements()),
-          o.bytes() + weights.bytes() + row_of_route.bytes() + (addend.defined() ? addend.bytes() : 0), y.bytes()};
+  const int64_t rows = routed_bytes(row_of_route, y);
+  return {2 * routed_elements(row_of_route, y),
+          rows + weights.bytes() + row_of_route.bytes() + (addend.defined() ? addend.bytes() : 0),
+          y.bytes() + (by_route.defined() ? rows : 0)};
 }
 
 int64_t CombineForwardArgs::workspace(const Device&) const {
@@ -112,14 +123,15 @@ void CombineBackwardArgs::check() const {
   require_tensor(op, "dy", dy, DType::f32, {n, dy.cols()});
   require_tensor(op, "weights", weights, DType::f32, {n, k});
   require_dense(op, "row_of_route", row_of_route, DType::i32, {n, k});
-  require_tensor(op, "o", o, DType::f32, {n * k, dy.cols()});
-  require_tensor(op, "dout", dout, DType::f32, {n * k, dy.cols()});
+  require_tensor(op, "dout", dout, DType::f32, {dout.rows(), dy.cols()});
+  require_tensor(op, "o", o, DType::f32, {o_by_route ? n * k : dout.rows(), dy.cols()});
   require_tensor(op, "dweights", dweights, DType::f32, {n, k});
 }
 
 Cost CombineBackwardArgs::cost() const {
-  return {3.0 * static_cast<double>(o.elements()), dy.bytes() + o.bytes() + weights.bytes() + row_of_route.bytes(),
-          dout.bytes() + dweights.bytes()};
+  const int64_t rows = routed_bytes(row_of_route, dy);
+  return {3 * routed_elements(row_of_route, dy), dy.bytes() + rows + weights.bytes() + row_of_route.bytes(),
+          rows + dweights.bytes()};
 }
 
 int64_t CombineBackwardArgs::workspace(const Device&) const {
@@ -130,16 +142,14 @@ void combine_backward(const CombineBackwardArgs& args, Stream& stream) {
   dispatch("combine_backward", args, stream, cpu::combine_backward);
 }
 
-std::vector<int64_t> host_counts(const Tensor& counts, int64_t total, Stream& stream) {
+void host_counts(const Tensor& counts, int64_t total, int64_t* host, Stream& stream) {
   const int64_t n = counts.elements();
   require_dense("host_counts", "counts", counts, DType::i32, {n});
-  std::vector<int64_t> host(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) {
-    host[static_cast<size_t>(i)] = stream.computes() ? counts.i32()[i] : total / n + (i < total % n ? 1 : 0);
+    host[i] = stream.computes() ? counts.i32()[i] : total / n + (i < total % n ? 1 : 0);
   }
   if (stream.sink() != nullptr) stream.sink()->record("host_counts", {0, n * kInt, 0}, 0);
   stream.poll();
-  return host;
 }
 
 }  // namespace olmo::ops

@@ -6,6 +6,8 @@
 namespace olmo::ops {
 
 namespace {
+constexpr int64_t kFloat = 4;
+
 void check_rows(const char* op, const Tensor& rows) {
   if (rows.defined()) require_dense(op, "rows", rows, DType::i32, {1});
 }
@@ -60,10 +62,12 @@ void SwigluForwardArgs::check() const {
   require_tensor(op, "h", h, DType::f32, {h.rows(), h.cols()});
   require_tensor(op, "ug", ug, DType::f32, {h.rows(), 2 * h.cols()});
   check_rows(op, rows);
+  check_rows(op, first);
 }
 
 Cost SwigluForwardArgs::cost() const {
-  return {5.0 * static_cast<double>(h.elements()), ug.bytes(), h.bytes()};
+  const int64_t elements = (expected_rows < 0 ? h.rows() : expected_rows) * h.cols();
+  return {5.0 * static_cast<double>(elements), 2 * elements * kFloat, elements * kFloat};
 }
 
 int64_t SwigluForwardArgs::workspace(const Device&) const {
@@ -80,10 +84,12 @@ void SwigluBackwardArgs::check() const {
   require_tensor(op, "ug", ug, DType::f32, {dh.rows(), 2 * dh.cols()});
   require_tensor(op, "dug", dug, DType::f32, {dh.rows(), 2 * dh.cols()});
   check_rows(op, rows);
+  check_rows(op, first);
 }
 
 Cost SwigluBackwardArgs::cost() const {
-  return {12.0 * static_cast<double>(dh.elements()), dh.bytes() + ug.bytes(), dug.bytes()};
+  const int64_t elements = (expected_rows < 0 ? dh.rows() : expected_rows) * dh.cols();
+  return {12.0 * static_cast<double>(elements), 3 * elements * kFloat, 2 * elements * kFloat};
 }
 
 int64_t SwigluBackwardArgs::workspace(const Device&) const {

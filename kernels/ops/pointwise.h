@@ -30,9 +30,12 @@ struct EmbeddingBackwardArgs {
 void embedding_backward(const EmbeddingBackwardArgs& args, Stream& stream);
 
 // h = up * silu(gate), silu(z) = z * sigmoid(z) (Shazeer 2020). ug [N, 2H] holds up | gate; h [N, H].
-// `rows`: undefined, or i32 [1] on the device: only that many rows are computed.
+// `rows` and `first`: undefined, or i32 [1] on the device: only rows from `first` (0) up to `rows` are computed.
+// `expected_rows`: how many those are for the cost, -1 = all.
 struct SwigluForwardArgs {
   Tensor ug, h, rows;
+  Tensor first = {};
+  int64_t expected_rows = -1;
 
   void check() const;
   Cost cost() const;
@@ -40,9 +43,11 @@ struct SwigluForwardArgs {
 };
 void swiglu_forward(const SwigluForwardArgs& args, Stream& stream);
 
-// dug [N, 2H] from dh [N, H] and ug; dug may be ug.
+// dug [N, 2H] from dh [N, H] and ug; dug may be ug. `rows`, `first` and `expected_rows` as above.
 struct SwigluBackwardArgs {
   Tensor dh, ug, dug, rows;
+  Tensor first = {};
+  int64_t expected_rows = -1;
 
   void check() const;
   Cost cost() const;

@@ -108,6 +108,29 @@ TEST_CASE("swiglu stops at the rows it is told") {
   CHECK(h[0] == -7.0f);
 }
 
+TEST_CASE("swiglu starts at the row it is told") {
+  Floats ug({6, 4}, 1.0f);
+  Floats h({6, 2}, -7.0f);
+  Floats dh({6, 2}, 1.0f);
+  Floats dug({6, 4}, -7.0f);
+  Ints first({1}, 2), rows({1}, 4);
+  Stream stream = cpu_stream();
+  ops::swiglu_forward({ug.t, h.t, rows.t, first.t, 2}, stream);
+  ops::swiglu_backward({dh.t, ug.t, dug.t, rows.t, first.t, 2}, stream);
+  for (int64_t r = 0; r < 6; ++r) {
+    CAPTURE(r);
+    CHECK((h[2 * r] != -7.0f && h[2 * r + 1] != -7.0f) == (r == 2 || r == 3));
+    CHECK((dug[4 * r] != -7.0f && dug[4 * r + 3] != -7.0f) == (r == 2 || r == 3));
+  }
+  first[0] = 5;
+  h.v.assign(h.v.size(), -7.0f);
+  ops::swiglu_forward({ug.t, h.t, rows.t, first.t}, stream);
+  CHECK(h.values() == std::vector<float>(12, -7.0f));
+  CHECK(cost_on_meta<ops::SwigluForwardArgs>(ops::swiglu_forward, {meta(DType::f32, {6, 4}), meta(DType::f32, {6, 2}),
+                                                                   meta(DType::i32, {1}), meta(DType::i32, {1}), 2})
+            .bytes_written == 16);
+}
+
 TEST_CASE("add, zero and copy, whole and strided") {
   Floats a({40, 1000});
   Floats b({40, 1000});

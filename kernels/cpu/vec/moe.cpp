@@ -12,6 +12,7 @@ inline void sum_columns(const float* addend, const float* weights, const int32_t
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) sum[i] = addend == nullptr ? 0.0f : addend[i];
   for (int64_t j = 0; j < k; ++j) {
+    if (rows[j] < 0) continue;
     const float* source = x + rows[j] * stride;
     const float weight = weights == nullptr ? 1.0f : weights[j];
 #pragma omp simd

@@ -7,8 +7,8 @@
 
 namespace olmo::cpu {
 
-// y = [addend +] sum over j < k ascending of weights[j] * x[rows[j] * stride ...]; null weights are ones. y may be the
-// addend.
+// y = [addend +] sum over j < k ascending of weights[j] * x[rows[j] * stride ...] where rows[j] >= 0; null weights are
+// ones. y may be the addend.
 OLMO_VEC_FUNCTION(void, gather_sum,
                   (const float* addend, const float* weights, const int32_t* rows, int64_t k, const float* x,
                    int64_t stride, float* y, int64_t n))
