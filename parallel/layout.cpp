@@ -1,7 +1,5 @@
 #include "parallel/layout.h"
 
-#include <algorithm>
-#include <cstdlib>
 #include <vector>
 
 #include "kernels/error.h"
@@ -73,19 +71,6 @@ std::string layout_map(const Layout& layout, const std::vector<std::string>& hos
                     "  tokens travel between hosts: ranks {} to {} share experts and are not on one; parallel.ep = {} "
                     "keeps them on one\n",
                     torn, torn + layout.ep - 1, inside);
-}
-
-int64_t launcher_world_size(std::string& variable) {
-  int64_t world = 1;
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}) {
-    const char* text = std::getenv(name);
-    const int64_t size = text == nullptr ? 1 : std::strtoll(text, nullptr, 10);
-    if (size > world) {
-      world = size;
-      variable = name;
-    }
-  }
-  return world;
 }
 
 }  // namespace olmo

@@ -31,8 +31,4 @@ struct Layout {
 // note when ranks that exchange tokens are on different hosts. `hosts` by rank. Empty for one rank.
 std::string layout_map(const Layout& layout, const std::vector<std::string>& hosts);
 
-// Number of ranks that the launcher started this process among, from the variables that Open MPI, PMI and Slurm set;
-// 1 when none is set. `variable` gets the name of the one that says more than 1.
-int64_t launcher_world_size(std::string& variable);
-
 }  // namespace olmo
