@@ -46,10 +46,11 @@ BlockSpec block_spec(const ModelConfig& m, const ParamStore& params, int64_t lay
 }  // namespace
 
 Model::Model(const ModelConfig& config, const ModelPart& part, ParamStore& params, int64_t max_positions,
-             Stream& stream)
+             Stream& stream, ExpertExchange* exchange)
     : config_(config),
       part_(part),
       params_(params),
+      exchange_(exchange),
       tables_("RoPE table and score biases", stream.device().kind, table_bytes(config, max_positions)) {
   embedding_ = params.find("embeddings.weight");
   embedding_norm_ = params.find("embedding_norm.weight");
@@ -95,7 +96,7 @@ void Model::initialise(uint64_t seed, Stream& stream) {
 }
 
 BlockContext Model::context(const StepSums& sums, KvCache* cache) {
-  return BlockContext{config_, params_, cos_sin_, score_bias_, sums, cache};
+  return BlockContext{config_, params_, cos_sin_, score_bias_, sums, cache, exchange_};
 }
 
 const Tensor& Model::head_weight() const {

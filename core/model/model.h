@@ -21,9 +21,10 @@ struct ChunkState {
 
 class Model {
  public:
-  // `max_positions`: rows of the RoPE table. The store, made from store_table of the same part, and the stream outlive
-  // the model.
-  Model(const ModelConfig& config, const ModelPart& part, ParamStore& params, int64_t max_positions, Stream& stream);
+  // `max_positions`: rows of the RoPE table. `exchange`: null where this rank has all experts; else over the group
+  // that splits them. The store, made from store_table of the same part, the stream and the exchange outlive the model.
+  Model(const ModelConfig& config, const ModelPart& part, ParamStore& params, int64_t max_positions, Stream& stream,
+        ExpertExchange* exchange = nullptr);
 
   const ModelConfig& config() const { return config_; }
   const ModelPart& part() const { return part_; }
@@ -71,6 +72,7 @@ class Model {
   ModelConfig config_;
   ModelPart part_;
   ParamStore& params_;
+  ExpertExchange* exchange_;
   std::vector<BlockSpec> blocks_;  // by layer; those of other ranks are never run
   std::vector<Tensor> score_bias_;
   Arena tables_;
