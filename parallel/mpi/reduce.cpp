@@ -28,13 +28,14 @@ void combine_as(Op op, const std::byte* const* pieces, int64_t count, std::byte*
   const auto piece = [&](int64_t p, int64_t begin) { return reinterpret_cast<const T*>(pieces[p]) + begin; };
   for (int64_t begin = 0; begin < elements; begin += kTile) {
     const int64_t n = std::min(kTile, elements - begin);
-    const T* from = piece(0, begin);
     for (int64_t p = 1; p < count; ++p) {
-      const T* a = p == 1 ? from : tile;
+      const T* a = p == 1 ? piece(0, begin) : tile;
       const T* b = piece(p, begin);
-      for (int64_t i = 0; i < n; ++i) tile[i] = op(a[i], b[i]);
+      // Written last, as it may be one of the pieces.
+      T* to = p == count - 1 ? reinterpret_cast<T*>(out) + begin : tile;
+#pragma omp simd
+      for (int64_t i = 0; i < n; ++i) to[i] = op(a[i], b[i]);
     }
-    std::copy(tile, tile + n, reinterpret_cast<T*>(out) + begin);
   }
 }
 
