@@ -6,6 +6,7 @@
 #endif
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -15,8 +16,17 @@ namespace olmo {
 
 namespace {
 constexpr int64_t kAlignment = 64;
-// Where placeholder addresses of the meta device start: never mapped, never read.
+// Where placeholder addresses of the meta device start: never mapped, never read. Each arena has a range of its own, so
+// that tensors of different arenas are different memory there, too.
 constexpr uintptr_t kMetaBase = uintptr_t{1} << 56;
+constexpr int kMetaBits = 44;
+constexpr uint64_t kMetaRanges = 2048;
+
+std::byte* next_meta_base() {
+  static std::atomic<uint64_t> arenas{0};
+  return reinterpret_cast<std::byte*>(kMetaBase + ((arenas++ % kMetaRanges) << kMetaBits));
+}
+
 // A page behind every arena that nobody may touch: writing past its end stops the program there and then.
 constexpr int64_t kGuardBytes = 4096;
 #ifdef __SANITIZE_ADDRESS__
@@ -33,7 +43,7 @@ int64_t mapped_bytes(int64_t capacity) {
 Arena::Arena(std::string name, DeviceKind kind, int64_t capacity)
     : name_(std::move(name)), kind_(kind), capacity_(capacity) {
   if (kind_ == DeviceKind::meta) {
-    base_ = reinterpret_cast<std::byte*>(kMetaBase);
+    base_ = next_meta_base();
     return;
   }
   if (capacity_ == 0) return;

@@ -289,6 +289,15 @@ void Launch::agree(const std::function<void()>& f) {
   throw RunError(message);
 }
 
+void Launch::together(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (...) {
+    state_->failed_together = true;
+    throw;
+  }
+}
+
 bool Launch::failed_together() const {
   return state_->failed_together;
 }

@@ -48,7 +48,9 @@ class Launch {
   // UserError, the others become RunError), with "rank R: " before it where not all ranks failed. Collective; `f`
   // itself calls nothing collective.
   void agree(const std::function<void()>& f);
-  // Whether the error that is on its way was thrown by agree(), so that every rank has it.
+  // Calls `f`, which is collective and whose errors every rank gets alike.
+  void together(const std::function<void()>& f);
+  // Whether the error that is on its way came from agree() or together(), so that every rank has it.
   bool failed_together() const;
 
   // Starts the watchdog: a rank that is dead or stopped (20 s without a sign), or that is not in an operation `timeout`

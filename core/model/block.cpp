@@ -83,6 +83,14 @@ void forward_begin(BlockPass& pass) {
   feed_forward_begin(pass);
 }
 
+void forward_shared(BlockPass& pass) {
+  feed_forward_shared(pass);
+}
+
+void forward_dispatch(BlockPass& pass) {
+  feed_forward_dispatch(pass);
+}
+
 void forward_experts(BlockPass& pass) {
   feed_forward_experts(pass);
 }
@@ -136,6 +144,7 @@ void block_forward(const BlockContext& ctx, const BlockSpec& block, const MicroB
                    const Tensor& y, Arena& arena, Stream& stream) {
   BlockPass pass{ctx, block, mb, s, arena, stream};
   forward_begin(pass);
+  forward_dispatch(pass);
   forward_experts(pass);
   forward_finish(pass, y);
 }

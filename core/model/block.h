@@ -94,10 +94,10 @@ void block_forward(const BlockContext& ctx, const BlockSpec& block, const MicroB
 void block_backward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& state,
                     const Tensor& grad, Arena& arena, Stream& stream);
 
-// One pass, forward or backward, of one micro-batch over a block, in three parts: up to where rows set out to their
-// experts, the experts, and from where the rows have come back. Between the parts rows may be under way, so that
-// whoever has other work does it there. Arena memory that the pass holds meanwhile is its own: other passes take theirs
-// from other arenas.
+// One pass, forward or backward, of one micro-batch over a block, cut where its rows set out to other ranks or have to
+// be there. Between two parts messages are under way: counts after forward_begin, rows on their way there after
+// forward_dispatch and backward_begin, rows on their way back after the experts. Whoever has other work does it there.
+// Arena memory that the pass holds meanwhile is its own: other passes take theirs from other arenas.
 struct BlockPass {
   const BlockContext& ctx;
   const BlockSpec& block;
@@ -110,8 +110,12 @@ struct BlockPass {
   Tensor input = {};      // of the feed-forward segment
   Tensor by_expert = {};  // forward: the experts' outputs; backward: gradients of them
   Tensor dbranch = {}, dinput = {}, dweights = {};
+  bool shared_begun = false;
 };
 void forward_begin(BlockPass& pass);
+// The first part of the shared expert, which forward_experts does where nobody asked for it before.
+void forward_shared(BlockPass& pass);
+void forward_dispatch(BlockPass& pass);
 void forward_experts(BlockPass& pass);
 void forward_finish(BlockPass& pass, const Tensor& y);
 void backward_begin(BlockPass& pass, const Tensor& grad);
@@ -126,6 +130,8 @@ void attention_backward(const BlockContext& ctx, const BlockSpec& block, const M
                         const Tensor& x, const Tensor& dbranch, const Tensor& dx, Arena& arena, Stream& stream);
 // The feed-forward segment's share of the parts: pass.input -> state.mlp, and pass.dbranch -> pass.dinput.
 void feed_forward_begin(BlockPass& pass);
+void feed_forward_shared(BlockPass& pass);
+void feed_forward_dispatch(BlockPass& pass);
 void feed_forward_experts(BlockPass& pass);
 void feed_forward_finish(BlockPass& pass);
 void feed_forward_backward_begin(BlockPass& pass);

@@ -213,15 +213,12 @@ void permute(const BlockPass& pass) {
 void dispatch(BlockPass& pass) {
   const BlockContext& ctx = pass.ctx;
   BlockState& s = pass.state;
-  const bool training = ctx.sums.aux.defined();
-  const auto of_block = [&](const Tensor& sums) { return sums.defined() ? sums[pass.block.moe_index] : Tensor(); };
-  const Tensor most = ctx.sums.most_rows.defined()
-                          ? ctx.sums.most_rows.column_range(pass.block.moe_index, pass.block.moe_index + 1).reshape({1})
-                          : Tensor();
-  ctx.exchange->start(s.exchange, s.indices, !training, pass.arena, pass.stream);
-  ctx.exchange->plan(s.exchange, pass.input.cols(), of_block(ctx.sums.drops), most, pass.arena, pass.stream);
+  const int64_t index = pass.block.moe_index;
+  const Tensor drops = ctx.sums.drops.defined() ? ctx.sums.drops[index] : Tensor();
+  const Tensor most =
+      ctx.sums.most_rows.defined() ? ctx.sums.most_rows.column_range(index, index + 1).reshape({1}) : Tensor();
+  ctx.exchange->plan(s.exchange, pass.input.cols(), drops, most, pass.arena, pass.stream);
   allocate_experts(pass, s.exchange.expert_rows);
-  if (shared(pass)) allocate_shared(pass);
   pass.temporaries.emplace(pass.arena);
   ctx.exchange->open(s.exchange, pass.arena);
   pass.by_expert = pass.arena.allocate(DType::f32, {s.xp.rows(), s.xp.cols()});
@@ -231,21 +228,33 @@ void dispatch(BlockPass& pass) {
 }  // namespace
 
 void feed_forward_begin(BlockPass& pass) {
-  if (routed(pass)) {
-    route(pass.ctx, pass.block, pass.mb, pass.state, pass.input, pass.arena, pass.stream);
+  const BlockContext& ctx = pass.ctx;
+  BlockState& s = pass.state;
+  if (routed(pass)) route(ctx, pass.block, pass.mb, s, pass.input, pass.arena, pass.stream);
+  if (travels(pass)) {
+    const bool training = ctx.sums.aux.defined();
+    ctx.exchange->start(s.exchange, s.indices, !training, pass.arena, pass.stream);
   }
+  if (shared(pass)) allocate_shared(pass);
+}
+
+void feed_forward_shared(BlockPass& pass) {
+  if (shared(pass) && !pass.shared_begun) shared_up_gate(pass);
+  pass.shared_begun = true;
+}
+
+void feed_forward_dispatch(BlockPass& pass) {
   if (travels(pass)) {
     dispatch(pass);
-    return;
+  } else if (routed(pass)) {
+    permute(pass);
   }
-  if (routed(pass)) permute(pass);
-  if (shared(pass)) allocate_shared(pass);
 }
 
 void feed_forward_experts(BlockPass& pass) {
   const BlockContext& ctx = pass.ctx;
   BlockState& s = pass.state;
-  if (shared(pass)) shared_up_gate(pass);
+  feed_forward_shared(pass);
   if (!travels(pass)) {
     if (shared(pass)) shared_down(pass);
     if (routed(pass)) experts(ctx, pass.block, s, all_experts(s), s.expert_out, pass.stream);

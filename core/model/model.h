@@ -50,6 +50,18 @@ class Model {
   void backward(const ModelChunk& chunk, const MicroBatch& mb, double z_loss, const StepSums& sums, ChunkState& state,
                 const Tensor& grad, Arena& temporaries, Stream& stream);
 
+  // Both of two whole micro-batches through a model of one stage, block by block in turn, so that one computes while
+  // the other's rows travel. The same bits as forward and backward of `first`, then of `second`; but with tied
+  // embeddings their gradient is added up in another order. Everything is taken from the two arenas, which are
+  // different.
+  struct PairMember {
+    const MicroBatch& mb;
+    ChunkState& state;
+    Arena& arena;
+  };
+  void forward_backward_pair(const ModelChunk& chunk, const PairMember& first, const PairMember& second, double z_loss,
+                             const StepSums& sums, Stream& stream);
+
   // A stage keeping nothing: from the input in `a` to the output, which is `a` or `b`. With a cache the tokens continue
   // it.
   Tensor forward_only(const ModelChunk& chunk, const MicroBatch& mb, const Tensor& a, const Tensor& b, KvCache* cache,

@@ -72,6 +72,17 @@ ModelPart whole_model(const ModelConfig& model) {
   return part;
 }
 
+std::unique_ptr<ExpertExchange> make_exchange(const RunConfig& config, ProcessGroups& groups) {
+  if (groups.ep->size() == 1) return nullptr;
+  ExchangeSettings settings;
+  settings.experts = config.model.moe.experts;
+  settings.top_k = config.model.moe.top_k;
+  settings.path = config.parallel.expert_path == "rowwise" ? ExpertPath::rowwise : ExpertPath::sync;
+  settings.capacity_factor = config.parallel.capacity_factor;
+  settings.waves = config.parallel.waves;
+  return std::make_unique<ExpertExchange>(*groups.ep, settings);
+}
+
 std::vector<ParamShape> store_table(const ModelConfig& model, const ModelPart& part) {
   const int64_t head = model.n_layers + 1;
   const auto here = [&](int64_t unit) {

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "core/config/run_config.h"
-#include "parallel/layout.h"
+#include "parallel/expert_exchange.h"
 #include "parallel/param_store.h"
 #include "parallel/pipeline_schedule.h"
+#include "parallel/process_groups.h"
 
 namespace olmo {
 
@@ -38,6 +40,9 @@ ModelPart model_part(const RunConfig& config, const Layout& layout);
 
 // The whole model, on one rank.
 ModelPart whole_model(const ModelConfig& model);
+
+// The exchange that the part's MoE blocks use; null where a rank has all experts. The groups outlive it.
+std::unique_ptr<ExpertExchange> make_exchange(const RunConfig& config, ProcessGroups& groups);
 
 // The part's parameters as the ParamStore takes them, in the order of the whole table. With tied embeddings and the
 // head on another rank than the embedding, the head's unit has a copy of the embedding's weight.

@@ -87,10 +87,14 @@ void evaluate_checkpoint(const RunConfig& config, const std::string& checkpoint,
   launch.agree([&] {
     tokenizer = open_tokenizer(config);
     check_sets(config, tokenizer);
-    path = choose_checkpoint(config.run.folder, checkpoint.empty() ? "latest" : checkpoint,
-                             [](const std::string& line) { spdlog::warn(line); });
     step = std::make_unique<TrainStep>(config, device, groups, false);
-    load_tensors(path, weight_tensors(step->model()));
+  });
+  const Ranks ranks = checkpoint_ranks(launch);
+  launch.together([&] {
+    path = choose_checkpoint(
+        config.run.folder, checkpoint.empty() ? "latest" : checkpoint,
+        [](const std::string& line) { spdlog::warn(line); }, ranks);
+    load_tensors(path, weight_tensors(step->model()), ranks);
   });
   step->stream().set_poll([&] { launch.progress(); });
   nlohmann::ordered_json out;

@@ -54,7 +54,8 @@ struct Generator::Impl {
         activations("activations", device.kind, memory.activations),
         cache_arena("key-value cache", device.kind, cache_bytes(config.model, tokens)),
         params(store_table(config.model, part), device, false),
-        model(config.model, part, params, tokens, stream),
+        exchange(make_exchange(config, ranks)),
+        model(config.model, part, params, tokens, stream, exchange.get()),
         positions(static_cast<size_t>(tokens)) {
     stream.set_poll([] { Launch::get().progress(); });
     std::iota(positions.begin(), positions.end(), 0);
@@ -74,7 +75,9 @@ struct Generator::Impl {
 
   static Capacity measure(const RunConfig& config, const Device& device, const Layout& layout, int64_t tokens) {
     ProcessGroups ranks = ProcessGroups::counting(layout);
-    Impl meta(config, Device::meta_for(device), ranks, tokens, Capacity{});
+    Device on = Device::meta_for(device);
+    on.worst_case = true;
+    Impl meta(config, on, ranks, tokens, Capacity{});
     const std::vector<int32_t> ids(static_cast<size_t>(tokens), 0);
     meta.feed(ids.data(), tokens);
     meta.cache.length = tokens - 1;
@@ -115,6 +118,7 @@ struct Generator::Impl {
   Stream stream;
   Arena activations, cache_arena;
   ParamStore params;
+  std::unique_ptr<ExpertExchange> exchange;
   Model model;
   KvCache cache;
   Tensor logits, next;  // next: i64 [1]

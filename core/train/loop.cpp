@@ -90,6 +90,7 @@ class Run {
   Run(const RunConfig& config, Launch& launch)
       : config_(config),
         launch_(launch),
+        ranks_(checkpoint_ranks(launch)),
         groups_(launch.groups(config.parallel.pp, config.parallel.ep)),
         device_(open_device(config, launch)) {}
 
@@ -111,6 +112,7 @@ class Run {
 
   const RunConfig& config_;
   Launch& launch_;
+  Ranks ranks_;
   ProcessGroups groups_;
   Device device_;
   std::optional<Tokenizer> tokenizer_;
@@ -146,15 +148,15 @@ void Run::open_data() {
   check_same_data(launch_, loader_->fingerprint());
 }
 
-// Rank 0 locks the folder and chooses what to start from; `checkpoint_` is that, on every rank.
+// Rank 0 looks at the folder; `checkpoint_` is what the run goes on from, on every rank.
 void Run::open_folder() {
   launch_.agree([&] {
-    if (launch_.rank() != 0) return;
-    check_folder(config_.run.folder);
-    checkpoint_ = choose_checkpoint(config_.run.folder, config_.checkpoint.resume,
-                                    [](const std::string& line) { spdlog::warn(line); });
+    if (launch_.rank() == 0) check_folder(config_.run.folder);
   });
-  checkpoint_ = launch_.broadcast(checkpoint_);
+  launch_.together([&] {
+    checkpoint_ = choose_checkpoint(
+        config_.run.folder, config_.checkpoint.resume, [](const std::string& line) { spdlog::warn(line); }, ranks_);
+  });
   launch_.agree([&] {
     if (!checkpoint_.empty()) record_ = TrainerRecord::from_state(checkpoint_state(checkpoint_), checkpoint_);
     if (launch_.rank() == 0) check_history(config_, record_.step);
@@ -175,6 +177,7 @@ void Run::start() {
   step_->stream().set_poll([this] { launch_.progress(); });
   if (checkpoint_.empty()) {
     step_->model().initialise(config_.run.seed, step_->stream());
+    step_->params().values_updated(step_->stream());
     record_.data_fingerprint = loader_->fingerprint();
   } else {
     resume(checkpoint_);
@@ -184,8 +187,9 @@ void Run::start() {
     write_file(config_.run.folder + "/config.yaml", print_config(config_));
     metrics_ = std::make_unique<MetricsWriter>(config_.run.folder, record_.step);
   }
-  progress_ = std::make_unique<Progress>(first_step_, last_step_,
-                                         flops_per_token(config_.model, config_.data.sequence_length), peak_flops_);
+  progress_ =
+      std::make_unique<Progress>(first_step_, last_step_, flops_per_token(config_.model, config_.data.sequence_length),
+                                 peak_flops_, launch_.world() > 1);
   print_start();
   launch_.watch(config_.run.timeout);
 }
@@ -216,17 +220,20 @@ bool Run::stop_requested() {
 }
 
 void Run::resume(const std::string& checkpoint) {
-  if (record_.data_fingerprint != loader_->fingerprint()) {
-    throw UserError(
-        "{} was trained on other data: its fingerprint is {}, that of data.train is {}; give it the same files and "
-        "sequence length, or start anew with checkpoint.resume=never and another run.folder",
-        checkpoint, record_.data_fingerprint, loader_->fingerprint());
-  }
-  const RunConfig before = parse_config(checkpoint_config(checkpoint), checkpoint + "/config.yaml", {});
-  for (const std::string& change : config_differences(before, config_)) {
-    say("changed since {}: {}\n", checkpoint, change);
-  }
-  load_checkpoint(checkpoint, wanted_state(*step_));
+  launch_.agree([&] {
+    if (record_.data_fingerprint != loader_->fingerprint()) {
+      throw UserError(
+          "{} was trained on other data: its fingerprint is {}, that of data.train is {}; give it the same files and "
+          "sequence length, or start anew with checkpoint.resume=never and another run.folder",
+          checkpoint, record_.data_fingerprint, loader_->fingerprint());
+    }
+    const RunConfig before = parse_config(checkpoint_config(checkpoint), checkpoint + "/config.yaml", {});
+    for (const std::string& change : config_differences(before, config_)) {
+      say("changed since {}: {}\n", checkpoint, change);
+    }
+  });
+  launch_.together([&] { load_checkpoint(checkpoint, wanted_state(*step_), ranks_); });
+  step_->params().values_updated(step_->stream());
   step_->optimizer().set_updates(record_.updates);
   step_->optimizer().skip_rule().restore(record_.skip_losses, record_.skip_norms);
   saved_step_ = record_.step;
@@ -247,8 +254,12 @@ void Run::save() {
   record_.updates = step_->optimizer().updates();
   record_.skip_losses = step_->optimizer().skip_rule().losses();
   record_.skip_norms = step_->optimizer().skip_rule().norms();
-  save_checkpoint(config_.run.folder, record_.step, owned_state(*step_), record_.to_state(), print_config(config_));
-  prune_checkpoints(config_.run.folder, config_.checkpoint.keep_last, config_.checkpoint.keep_every);
+  step_->params().synchronize_values(step_->stream());
+  launch_.together([&] {
+    save_checkpoint(config_.run.folder, record_.step, owned_state(*step_), record_.to_state(), print_config(config_),
+                    ranks_);
+    prune_checkpoints(config_.run.folder, config_.checkpoint.keep_last, config_.checkpoint.keep_every, ranks_);
+  });
   saved_step_ = record_.step;
 }
 

@@ -80,7 +80,8 @@ void add_step_metrics(MetricsLine& line, const RunConfig& config, const StepResu
     }
     line.add("train/load imbalance", worst.imbalance);
     line.add("train/idle experts", worst.idle);
-    line.add("train/token drop rate", 0.0);
+    line.add("train/token drop rate", r.drop_rate);
+    if (r.buffer_use > 0) line.add("train/symm buffer util", r.buffer_use);
   }
   if (config.data.repetition_filter) {
     line.add("train/masked instances (%)",

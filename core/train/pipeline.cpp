@@ -215,10 +215,10 @@ int64_t Pipeline::slots() const {
   return n;
 }
 
-int64_t Pipeline::slot_capacity() const {
+int64_t Pipeline::slot_bytes(const Capacity& capacity) const {
   int64_t bytes = 0;
-  for (const Stage& stage : stages_) {
-    for (const Slot& slot : stage.slots) bytes += slot.own ? slot.own->capacity() : 0;
+  for (size_t c = 0; c < std::min(stages_.size(), capacity.slot_bytes.size()); ++c) {
+    bytes += static_cast<int64_t>(stages_[c].slots.size()) * capacity.slot_bytes[c];
   }
   return bytes;
 }

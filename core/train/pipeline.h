@@ -41,7 +41,8 @@ class Pipeline {
   // High-water marks after a run, for planning.
   Capacity used() const;
   int64_t slots() const;
-  int64_t slot_capacity() const;  // bytes of all slots that are not the workspace
+  // Bytes of all slots that are not the workspace, when those of each stage have as many as `capacity` says.
+  int64_t slot_bytes(const Capacity& capacity) const;
   int64_t buffer_bytes() const { return buffer_arena_.capacity(); }
 
  private:

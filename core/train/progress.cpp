@@ -92,12 +92,12 @@ std::string startup_table(const RunConfig& config, TrainStep& step) {
   return text;
 }
 
-Progress::Progress(int64_t first_step, int64_t last_step, double flops_per_token, double peak_flops)
+Progress::Progress(int64_t first_step, int64_t last_step, double flops_per_token, double peak_flops, bool many_ranks)
     : first_step_(first_step),
       last_step_(last_step),
       flops_per_token_(flops_per_token),
       peak_flops_(peak_flops),
-      terminal_(isatty(STDOUT_FILENO) != 0) {}
+      terminal_(isatty(STDOUT_FILENO) != 0 && !many_ranks) {}
 
 double Progress::tokens_per_second() const {
   return counted_seconds_ > 0 ? static_cast<double>(counted_tokens_) / counted_seconds_ : 0;

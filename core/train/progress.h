@@ -36,8 +36,9 @@ std::string startup_table(const RunConfig& config, TrainStep& step);
 // A live line on a terminal, plain lines elsewhere (at most one every two seconds, the first and the last always).
 class Progress {
  public:
-  // `flops_per_token` for the FLOP rate, `peak_flops` the device's GEMM peak for MFU.
-  Progress(int64_t first_step, int64_t last_step, double flops_per_token, double peak_flops);
+  // `flops_per_token` for the FLOP rate, `peak_flops` the devices' GEMM peak for MFU. Launchers of many ranks pass on
+  // whole lines, whatever they write to.
+  Progress(int64_t first_step, int64_t last_step, double flops_per_token, double peak_flops, bool many_ranks);
 
   // After each step; `seconds` since the step before ended. The first step of a run is not counted in averages.
   void update(const StepResult& result, double seconds);

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "core/checkpoint/agreement.h"
 #include "core/config/run_config.h"
 #include "parallel/launch.h"
 
@@ -18,6 +19,10 @@ void check_same_data(Launch& launch, const std::string& fingerprint);
 // The same unless every rank sees the folder that rank 0 sees: rank 0 leaves a file with a number in it there for a
 // moment.
 void check_shared_folder(Launch& launch, const std::string& folder);
+
+// The ranks as the checkpoint functions see them. Their errors come on every rank alike: call them in
+// Launch::together.
+Ranks checkpoint_ranks(Launch& launch);
 
 // Gives this rank its share of the node's CPUs where the launcher gave all ranks of the node the same ones and there
 // are enough of them; threads made later inherit it. Returns the CPUs that the rank may use.

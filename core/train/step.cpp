@@ -48,7 +48,7 @@ int64_t moe_blocks(const ModelConfig& m) {
 
 int64_t sums_bytes(const ModelConfig& m) {
   const int64_t blocks = moe_blocks(m);
-  return (2 + blocks * 2 + blocks * m.moe.experts + 64) * bytes_of(DType::f64);
+  return (2 + blocks * 5 + blocks * m.moe.experts + 64) * bytes_of(DType::f64);
 }
 
 // Numbers of micro-batches that a rank's steps can have.
@@ -121,48 +121,62 @@ TrainStep::TrainStep(const RunConfig& config, const Device& device, ProcessGroup
     : TrainStep(config, device, groups, with_optimizer, fit(config, device, groups.layout, with_optimizer)) {}
 
 TrainStep::TrainStep(const RunConfig& config, const Device& device, ProcessGroups& groups, bool with_optimizer,
-                     const Capacity& capacity)
+                     const Memory& memory)
     : config_(config),
       groups_(groups),
-      stream_(device, capacity.scratch),
-      workspace_("activations", device.kind, capacity.workspace),
+      stream_(device, memory.reserved.scratch),
+      workspace_("activations", device.kind, memory.reserved.workspace),
       sums_arena_("step sums", device.kind, sums_bytes(config.model)) {
   const ModelPart part = model_part(config, groups.layout);
   const std::vector<ParamShape> table = store_table(config.model, part);
   params_ = with_optimizer ? std::make_unique<ParamStore>(table, device, true, store_settings(config.parallel),
                                                           *groups.dp, *groups.ep_dp, groups.tied.get())
                            : std::make_unique<ParamStore>(table, device, false);
-  model_ = std::make_unique<Model>(config.model, part, *params_, config.data.sequence_length, stream_);
+  exchange_ = make_exchange(config, groups);
+  model_ = std::make_unique<Model>(config.model, part, *params_, config.data.sequence_length, stream_, exchange_.get());
   allocate_sums();
-  memory_ = {{"parameters", params_->bytes()}};
   if (with_optimizer) {
     pipeline_ = std::make_unique<Pipeline>(config.parallel, *model_, groups, micro_batch_counts(config, groups.layout),
                                            config.batch.micro_rows * config.data.sequence_length, workspace_,
-                                           capacity.pipeline, stream_);
+                                           memory.reserved.pipeline, stream_);
     optimizer_ = std::make_unique<Optimizer>(optimizer_settings(config.optim), *params_, device);
-    memory_.emplace_back("gradients", params_->gradient_bytes());
-    memory_.emplace_back("optimizer state", optimizer_->state_bytes());
-    if (pipeline_->slots() > 1) {
-      memory_.emplace_back(fmt::format("activations of {} in flight", pipeline_->slots()), pipeline_->slot_capacity());
-    }
-    memory_.emplace_back("stage boundaries", pipeline_->buffer_bytes());
   }
-  memory_.emplace_back(pipeline_ && pipeline_->slots() > 1 ? "temporaries" : "activations", capacity.workspace);
-  memory_.emplace_back("operator scratch", capacity.scratch);
+  list_memory(memory.planned);
 }
 
 TrainStep::~TrainStep() = default;
+
+void TrainStep::list_memory(const Capacity& planned) {
+  memory_ = {{"parameters", params_->bytes()}};
+  const int64_t slots = pipeline_ ? pipeline_->slots() : 1;
+  if (pipeline_) {
+    memory_.emplace_back("gradients", params_->gradient_bytes());
+    memory_.emplace_back("optimizer state", optimizer_->state_bytes());
+    const int64_t bytes = pipeline_->slot_bytes(planned.pipeline);
+    if (slots > 1) memory_.emplace_back(fmt::format("activations of {}", slots), bytes);
+    memory_.emplace_back("stage boundaries", pipeline_->buffer_bytes());
+    planned_activations_ = bytes;
+  }
+  memory_.emplace_back(slots > 1 ? "temporaries" : "activations", planned.workspace);
+  memory_.emplace_back("operator scratch", planned.scratch);
+  planned_activations_ += planned.workspace;
+  told_activations_ = planned_activations_ + planned_activations_ / 8;
+}
 
 // All sums lie in two runs, of reals and of integers, so that two exchanges add them up.
 void TrainStep::allocate_sums() {
   const int64_t blocks = model_->moe_blocks();
   const int64_t experts = config_.model.moe.experts;
   reals_ = sums_arena_.allocate(DType::f64, {2 + 2 * blocks});
-  integers_ = sums_arena_.allocate(DType::i64, {blocks * experts});
+  integers_ = sums_arena_.allocate(DType::i64, {blocks * (experts + 2)});
   const DeviceKind kind = reals_.device;
   sums_.losses = Tensor(reals_.data, DType::f64, {2}, kind);
   sums_.aux = Tensor(reals_.f64() + 2, DType::f64, {blocks, 2}, kind);
-  sums_.expert_load = integers_.reshape({blocks, experts});
+  sums_.expert_load = Tensor(integers_.data, DType::i64, {blocks, experts}, kind);
+  if (exchange_ && config_.parallel.expert_path == "rowwise") {
+    sums_.drops = Tensor(integers_.as<int64_t>() + blocks * experts, DType::i64, {blocks, 2}, kind);
+    sums_.most_rows = sums_arena_.allocate(DType::i64, {blocks});
+  }
   seen_ = sums_arena_.allocate(DType::f64, {2});
   const size_t b = static_cast<size_t>(blocks);
   result_.balance_by_block.resize(b);
@@ -170,35 +184,59 @@ void TrainStep::allocate_sums() {
   result_.expert_load.assign(b, std::vector<int64_t>(static_cast<size_t>(experts)));
 }
 
-TrainStep::Capacity TrainStep::measure(const RunConfig& config, const Device& device, const Layout& layout,
+TrainStep::Capacity TrainStep::measure(const RunConfig& config, const Device& meta, const Layout& layout,
                                        bool with_optimizer) {
   ProcessGroups groups = ProcessGroups::counting(layout);
-  TrainStep meta(config, Device::meta_for(device), groups, with_optimizer, Capacity{});
+  TrainStep step(config, meta, groups, with_optimizer, Memory{});
   Capacity capacity;
   if (with_optimizer) {
-    for (int64_t count : micro_batch_counts(config, layout)) meta.run(blank_batch(config, count), 0);
-    capacity.pipeline = meta.pipeline_->used();
+    for (int64_t count : micro_batch_counts(config, layout)) step.run(blank_batch(config, count), 0);
+    capacity.pipeline = step.pipeline_->used();
   }
   EvalResult sums;
-  meta.evaluate(blank_batch(config, 1), sums);
-  capacity.workspace = meta.workspace_.high_water();
-  capacity.scratch = meta.stream_.scratch().high_water();
+  step.evaluate(blank_batch(config, 1), sums);
+  capacity.workspace = step.workspace_.high_water();
+  capacity.scratch = step.stream_.scratch().high_water();
   return capacity;
 }
 
-TrainStep::Capacity TrainStep::fit(const RunConfig& config, const Device& device, const Layout& layout,
-                                   bool with_optimizer) {
+TrainStep::Memory TrainStep::plan_arenas(const RunConfig& config, const Device& device, const Layout& layout,
+                                         bool with_optimizer) {
+  Device meta = Device::meta_for(device);
+  Memory memory;
+  memory.planned = memory.reserved = measure(config, meta, layout, with_optimizer);
+  if (layout.ep > 1) {
+    meta.worst_case = true;
+    memory.reserved = measure(config, meta, layout, with_optimizer);
+  }
+  return memory;
+}
+
+TrainStep::Memory TrainStep::fit(const RunConfig& config, const Device& device, const Layout& layout,
+                                 bool with_optimizer) {
   check_countable(config.model);
-  const Capacity capacity = measure(config, device, layout, with_optimizer);
+  const Memory memory = plan_arenas(config, device, layout, with_optimizer);
   ProcessGroups groups = ProcessGroups::counting(layout);
-  check_memory(TrainStep(config, Device::meta_for(device), groups, with_optimizer, capacity).memory_);
-  return capacity;
+  check_memory(TrainStep(config, Device::meta_for(device), groups, with_optimizer, memory).memory_);
+  return memory;
 }
 
 MemoryPlan TrainStep::plan(const RunConfig& config, const Device& device, const Layout& layout, bool with_optimizer) {
   ProcessGroups groups = ProcessGroups::counting(layout);
-  const Capacity capacity = measure(config, device, layout, with_optimizer);
-  return TrainStep(config, Device::meta_for(device), groups, with_optimizer, capacity).memory_;
+  const Memory memory = plan_arenas(config, device, layout, with_optimizer);
+  return TrainStep(config, Device::meta_for(device), groups, with_optimizer, memory).memory_;
+}
+
+// Dropless routing may send more rows here than a balanced load would; memory is taken when it does, and said once.
+void TrainStep::tell_growth() {
+  if (!exchange_ || !stream_.computes()) return;
+  int64_t used = workspace_.high_water();
+  if (pipeline_ && pipeline_->slots() > 1) used += pipeline_->slot_bytes(pipeline_->used());
+  if (used <= told_activations_) return;
+  told_activations_ = used + used / 8;
+  std::fprintf(stderr, "olmotrain: rank %d: activations have grown to %s; %s were planned for balanced experts\n",
+               static_cast<int>(groups_.world->rank()), human_bytes(used).c_str(),
+               human_bytes(planned_activations_).c_str());
 }
 
 MicroBatch TrainStep::micro_batch(const Batch& batch, int64_t first_row, int64_t rows, double divisor) const {
@@ -227,6 +265,7 @@ MicroBatch TrainStep::micro_batch(const Batch& batch, int64_t first_row, int64_t
 void TrainStep::zero_sums() {
   ops::zero({reals_}, stream_);
   if (integers_.elements() > 0) ops::zero({integers_}, stream_);
+  if (sums_.most_rows.defined()) ops::zero({sums_.most_rows}, stream_);
 }
 
 // Every stage and data-parallel rank has added its own part.
@@ -234,6 +273,7 @@ void TrainStep::add_up_sums() {
   if (groups_.world->size() == 1) return;
   stream_.wait(groups_.world->all_reduce(reals_, ReduceOp::sum, stream_));
   if (integers_.elements() > 0) stream_.wait(groups_.world->all_reduce(integers_, ReduceOp::sum, stream_));
+  if (sums_.most_rows.defined()) stream_.wait(groups_.world->all_reduce(sums_.most_rows, ReduceOp::max, stream_));
 }
 
 void TrainStep::read_sums(double divisor) {
@@ -252,6 +292,22 @@ void TrainStep::read_sums(double divisor) {
     result_.router_z += aux[1];
     const int64_t* load = sums_.expert_load.as<int64_t>() + block * experts;
     std::copy(load, load + experts, result_.expert_load[b].begin());
+  }
+  if (sums_.drops.defined()) read_drops();
+}
+
+void TrainStep::read_drops() {
+  const int64_t blocks = model_->moe_blocks();
+  const double capacity =
+      std::max(1.0, std::ceil(config_.parallel.capacity_factor *
+                              static_cast<double>(config_.batch.micro_rows * config_.data.sequence_length *
+                                                  config_.model.moe.top_k)));
+  result_.drop_rate = result_.buffer_use = 0;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t* drops = sums_.drops.as<int64_t>() + 2 * block;
+    if (drops[1] > 0) result_.drop_rate += static_cast<double>(drops[0]) / static_cast<double>(drops[1] * blocks);
+    const double rows = static_cast<double>(sums_.most_rows.as<int64_t>()[block]);
+    result_.buffer_use = std::max(result_.buffer_use, rows / capacity);
   }
 }
 
@@ -278,6 +334,7 @@ const StepResult& TrainStep::forward_backward(const Batch& batch) {
   params_->finish_gradients(stream_);
   add_up_sums();
   read_sums(divisor);
+  tell_growth();
   return result_;
 }
 

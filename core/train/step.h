@@ -26,6 +26,8 @@ struct StepResult {
   double router_z = 0;  // router z-loss
   std::vector<double> balance_by_block, router_z_by_block;
   std::vector<std::vector<int64_t>> expert_load;  // routes per MoE block and expert
+  double drop_rate = 0;                           // share of the routes that found no room, mean over blocks
+  double buffer_use = 0;                          // rowwise: fullest receive buffer, as a share of the capacity
   double grad_norm = 0;
   double lr = 0;
   bool skipped = false;
@@ -80,17 +82,25 @@ class TrainStep {
     int64_t workspace = 0;
     int64_t scratch = 0;
   };
+  // What arenas reserve, and what a run is expected to use of it: more tokens than others may come to a rank's experts.
+  struct Memory {
+    Capacity reserved, planned;
+  };
   TrainStep(const RunConfig& config, const Device& device, ProcessGroups& groups, bool with_optimizer,
-            const Capacity& capacity);
-  static Capacity measure(const RunConfig& config, const Device& device, const Layout& layout, bool with_optimizer);
+            const Memory& memory);
+  static Capacity measure(const RunConfig& config, const Device& meta, const Layout& layout, bool with_optimizer);
+  static Memory plan_arenas(const RunConfig& config, const Device& device, const Layout& layout, bool with_optimizer);
   // The same, and throws UserError when the whole plan is more than the machine's memory.
-  static Capacity fit(const RunConfig& config, const Device& device, const Layout& layout, bool with_optimizer);
+  static Memory fit(const RunConfig& config, const Device& device, const Layout& layout, bool with_optimizer);
+  void list_memory(const Capacity& planned);
+  void tell_growth();
 
   MicroBatch micro_batch(const Batch& batch, int64_t first_row, int64_t rows, double divisor) const;
   void allocate_sums();
   void zero_sums();
   void add_up_sums();
   void read_sums(double divisor);
+  void read_drops();
   std::pair<int64_t, std::string> find_nonfinite(const Batch& batch);
   void report_nonfinite(const Batch& batch);
 
@@ -100,15 +110,17 @@ class TrainStep {
   Arena workspace_;
   Arena sums_arena_;
   std::unique_ptr<ParamStore> params_;
+  std::unique_ptr<ExpertExchange> exchange_;  // null where this rank has all experts
   std::unique_ptr<Model> model_;
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<MicroBatch> micro_batches_;
   StepSums sums_;
-  Tensor reals_, integers_;  // all of sums_, to be added over the ranks at once
+  Tensor reals_, integers_;  // all of sums_ but most_rows, to be added over the ranks at once
   Tensor seen_;              // f64 [2], summed over ranks: labels, and in evaluation their losses
   StepResult result_;
   MemoryPlan memory_;
+  int64_t planned_activations_ = 0, told_activations_ = 0;
 };
 
 }  // namespace olmo
