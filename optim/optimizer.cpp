@@ -157,32 +157,6 @@ StepOutcome Optimizer::step(double lr, double loss, Communicator& world, Stream&
   return outcome;
 }
 
-std::string Optimizer::element_name(int64_t index, int64_t element) const {
-  const ParamShape& p = params_[index].info;
-  const int64_t before = p.shape.empty() ? 0 : p.first * (p.elements() / p.shape[0]);
-  return p.name + "[" + std::to_string(before + element) + "]";
-}
-
-std::string Optimizer::first_nonfinite_gradient(Stream& stream) const {
-  for (int64_t i = static_cast<int64_t>(params_.params().size()); i-- > 0;) {
-    for (const ParamStore::Run& run : params_.owned_runs(i)) {
-      const int64_t element = ops::first_nonfinite(run.grad, stream);
-      if (element >= 0) return element_name(i, run.begin + element);
-    }
-  }
-  return {};
-}
-
-std::string Optimizer::first_nonfinite_value(Stream& stream) const {
-  for (int64_t i = 0; i < static_cast<int64_t>(params_.params().size()); ++i) {
-    for (const ParamStore::Run& run : params_.value_runs(i)) {
-      const int64_t element = ops::first_nonfinite(run.value, stream);
-      if (element >= 0) return element_name(i, run.begin + element);
-    }
-  }
-  return {};
-}
-
 std::vector<Optimizer::Part> Optimizer::parts(int64_t index) const {
   std::vector<Part> parts;
   const Param& p = params_[index];

@@ -63,16 +63,6 @@ class Optimizer {
   // owns. With a non-finite norm or loss nothing is changed (finite = false). `loss` is the step's CE over all ranks.
   StepOutcome step(double lr, double loss, Communicator& world, Stream& stream);
 
-  // First parameter with a non-finite gradient in what this rank owns, as `name[index of the element in the whole
-  // tensor]`; empty if all are finite. From the end of the table to its beginning, the way backward goes: what comes
-  // after the culprit is infected by it. Gradients are the sums over ranks: ParamStore::watch_gradients tells whose it
-  // was.
-  std::string first_nonfinite_gradient(Stream& stream) const;
-  // The same of the values that this rank has, from the beginning.
-  std::string first_nonfinite_value(Stream& stream) const;
-  // `name[index]` of an element of this rank's part of a parameter.
-  std::string element_name(int64_t index, int64_t element) const;
-
   // The part of parameter `index` whose state this rank has, for checkpoints: elements [begin, begin + n) of the rank's
   // tensor, value and moments flat f32 [n]. Over the ranks of the parameter's group the parts cover it.
   struct Part {
