@@ -31,7 +31,7 @@ std::string attempt(const std::function<std::string()>& work) {
   }
 }
 
-std::vector<std::string> settle(const Ranks& ranks, const std::string& attempted) {
+std::vector<std::string> settle(const CheckpointRanks& ranks, const std::string& attempted) {
   std::vector<std::string> texts = ranks.gather(attempted);
   const auto failed =
       std::find_if(texts.begin(), texts.end(), [](const std::string& text) { return text[0] != kDone; });
@@ -43,11 +43,11 @@ std::vector<std::string> settle(const Ranks& ranks, const std::string& attempted
   return texts;
 }
 
-std::vector<std::string> agree(const Ranks& ranks, const std::function<std::string()>& work) {
+std::vector<std::string> agree(const CheckpointRanks& ranks, const std::function<std::string()>& work) {
   return settle(ranks, attempt(work));
 }
 
-std::string by_first(const Ranks& ranks, const std::function<std::string()>& work) {
+std::string by_first(const CheckpointRanks& ranks, const std::function<std::string()>& work) {
   const std::string text = ranks.gather(ranks.rank == 0 ? attempt(work) : "")[0];
   if (text[0] != kDone) fail(text[0], text.substr(1));
   return text.substr(1);

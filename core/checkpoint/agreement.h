@@ -1,4 +1,4 @@
-// Ranks: the processes that save or load one checkpoint together, and how they agree on what failed.
+// CheckpointRanks: the processes that save or load one checkpoint together, and how they agree on what failed.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace olmo {
 
-struct Ranks {
+struct CheckpointRanks {
   int64_t rank = 0;
   int64_t world = 1;
   // The texts of all ranks in rank order, on every rank. Collective; called by the thread that uses the checkpoint
@@ -23,12 +23,12 @@ std::string attempt(const std::function<std::string()>& work);
 
 // What every rank's `work` returned. When it threw on any of them, every rank throws the error of the first: UserError
 // as UserError, all else as RunError, with "rank R: " in front unless all ranks failed in the same words. Collective.
-std::vector<std::string> settle(const Ranks& ranks, const std::string& attempted);
+std::vector<std::string> settle(const CheckpointRanks& ranks, const std::string& attempted);
 
 // settle(attempt(work)). Collective.
-std::vector<std::string> agree(const Ranks& ranks, const std::function<std::string()>& work);
+std::vector<std::string> agree(const CheckpointRanks& ranks, const std::function<std::string()>& work);
 
 // Work that rank 0 does for all: what it returned or threw, on every rank. Collective.
-std::string by_first(const Ranks& ranks, const std::function<std::string()>& work);
+std::string by_first(const CheckpointRanks& ranks, const std::function<std::string()>& work);
 
 }  // namespace olmo

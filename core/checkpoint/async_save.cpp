@@ -1,9 +1,9 @@
 #include "core/checkpoint/async_save.h"
 
+#include <cassert>
 #include <cstring>
 
 #include "core/checkpoint/save_job.h"
-#include "kernels/error.h"
 
 namespace olmo {
 
@@ -23,7 +23,7 @@ int64_t AsyncSave::bytes(const std::vector<StateTensor>& owned) {
   return total;
 }
 
-AsyncSave::AsyncSave(const Ranks& ranks, const std::vector<StateTensor>& owned)
+AsyncSave::AsyncSave(const CheckpointRanks& ranks, const std::vector<StateTensor>& owned)
     : ranks_(ranks), arena_("checkpoint snapshot", DeviceKind::cpu, bytes(owned)), snapshot_(owned) {
   for (StateTensor& state : snapshot_) {
     for (StateSlice& slice : state.slices) slice.tensor = arena_.allocate(state.dtype, {slice.tensor.elements()});
@@ -89,10 +89,8 @@ void AsyncSave::next_phase() {
   try {
     job_->take(phase_, settle(ranks_, attempted_));
   } catch (const std::exception& error) {
-    const std::string message = job_->failure(error.what());
-    job_->abandon();
-    job_.reset();
-    throw RunError(message);
+    const std::unique_ptr<SaveJob> failed = std::move(job_);
+    failed->fail(ranks_, error.what());
   }
   if (++phase_ == SaveJob::kPhases) {
     job_.reset();

@@ -19,7 +19,7 @@ class SaveJob;
 class AsyncSave {
  public:
   // Takes memory for copies of the slices of `owned`, which later saves must have too.
-  AsyncSave(const Ranks& ranks, const std::vector<StateTensor>& owned);
+  AsyncSave(const CheckpointRanks& ranks, const std::vector<StateTensor>& owned);
   // A save that is still on its way is given up.
   ~AsyncSave();
   AsyncSave(const AsyncSave&) = delete;
@@ -44,7 +44,7 @@ class AsyncSave {
   void run_phase();
   void next_phase();
 
-  Ranks ranks_;
+  CheckpointRanks ranks_;
   Arena arena_;
   std::vector<StateTensor> snapshot_;
   std::unique_ptr<SaveJob> job_;

@@ -56,7 +56,7 @@ inline constexpr int64_t kShardBytes = int64_t{1} << 30;
 // Throws RunError (a full disk, ...), leaving older checkpoints and `latest` as they were and no temporary folder
 // behind. A shard holds at most `shard_bytes`, or one tensor.
 void save_checkpoint(const std::string& run_folder, int64_t step, const std::vector<StateTensor>& tensors,
-                     const TrainerState& state, const std::string& config_yaml, const Ranks& ranks = {},
+                     const TrainerState& state, const std::string& config_yaml, const CheckpointRanks& ranks = {},
                      int64_t shard_bytes = kShardBytes);
 
 // Complete checkpoints of a run folder (manifest whole, every file there with its size; hashes are not read), lowest
@@ -65,12 +65,13 @@ std::vector<CheckpointInfo> list_checkpoints(const std::string& run_folder);
 
 // Checks one checkpoint folder whole, each rank a part of it: manifest, sizes, every hash. Throws RunError naming the
 // first fault.
-void verify_checkpoint(const std::string& path, const Ranks& ranks = {});
+void verify_checkpoint(const std::string& path, const CheckpointRanks& ranks = {});
 
 // Removes old checkpoints, keeping the newest `keep_last` (0 = all) that are complete and every multiple of
 // `keep_every`; also temporary folders that killed savers left. Never removes what `latest` names, nor an incomplete
 // checkpoint, which does not count as kept either. The run folder must have no other saver at the time. Rank 0 does it.
-void prune_checkpoints(const std::string& run_folder, int64_t keep_last, int64_t keep_every, const Ranks& ranks = {});
+void prune_checkpoints(const std::string& run_folder, int64_t keep_last, int64_t keep_every,
+                       const CheckpointRanks& ranks = {});
 
 // What a run should start from. `resume`: "never" -> empty; "auto" -> newest complete checkpoint, empty if the folder
 // has none; "latest" -> the same, but UserError if there is none; else a checkpoint folder (or a run folder: its
@@ -79,16 +80,17 @@ void prune_checkpoints(const std::string& run_folder, int64_t keep_last, int64_t
 // the fault, and it is left on disk. If all fail: RunError. A named folder that fails: RunError. Rank 0 looks and
 // warns, all verify.
 std::string choose_checkpoint(const std::string& run_folder, const std::string& resume,
-                              const std::function<void(const std::string&)>& warn, const Ranks& ranks = {});
+                              const std::function<void(const std::string&)>& warn, const CheckpointRanks& ranks = {});
 
 // Reads a checkpoint that choose_checkpoint accepted: fills the slices of `tensors`, whatever layout saved it, and
 // returns the trainer state. A rank reads the pieces (64 MiB of a tensor) that its slices touch, checking their hashes,
 // through a small buffer where a piece is not all its own. Slices may overlap those of other ranks. Throws UserError
 // naming the first tensor that is missing, extra or of another shape or dtype; RunError for damage.
-TrainerState load_checkpoint(const std::string& path, const std::vector<StateTensor>& tensors, const Ranks& ranks = {});
+TrainerState load_checkpoint(const std::string& path, const std::vector<StateTensor>& tensors,
+                             const CheckpointRanks& ranks = {});
 
 // Reads only the tensors asked for (parameters without moments, for evaluation and generation).
-void load_tensors(const std::string& path, const std::vector<StateTensor>& tensors, const Ranks& ranks = {});
+void load_tensors(const std::string& path, const std::vector<StateTensor>& tensors, const CheckpointRanks& ranks = {});
 
 // What one rank would read to fill its slices of `tensors` (whose memory is not touched).
 struct ReadShare {

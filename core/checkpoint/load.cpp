@@ -174,7 +174,7 @@ void read_tensors(const std::string& path, const Manifest& manifest, const std::
 }
 
 // Rank `rank`'s share of a whole verification.
-void verify_share(const std::string& path, const Manifest& manifest, const Ranks& ranks) {
+void verify_share(const std::string& path, const Manifest& manifest, const CheckpointRanks& ranks) {
   ShardPieces pieces;
   for (const auto& [name, file] : manifest.files) {
     if (is_shard(name)) pieces[name];
@@ -227,7 +227,7 @@ StateTensor whole_tensor(const std::string& name, const std::vector<int64_t>& sh
   return state;
 }
 
-void verify_checkpoint(const std::string& path, const Ranks& ranks) {
+void verify_checkpoint(const std::string& path, const CheckpointRanks& ranks) {
   agree(ranks, [&] {
     const Manifest manifest = read_manifest(path);
     if (ranks.rank == 0) check_small_files(path, manifest);
@@ -236,7 +236,8 @@ void verify_checkpoint(const std::string& path, const Ranks& ranks) {
   });
 }
 
-TrainerState load_checkpoint(const std::string& path, const std::vector<StateTensor>& tensors, const Ranks& ranks) {
+TrainerState load_checkpoint(const std::string& path, const std::vector<StateTensor>& tensors,
+                             const CheckpointRanks& ranks) {
   TrainerState state;
   agree(ranks, [&] {
     const Manifest manifest = read_manifest(path);
@@ -250,7 +251,7 @@ TrainerState load_checkpoint(const std::string& path, const std::vector<StateTen
   return state;
 }
 
-void load_tensors(const std::string& path, const std::vector<StateTensor>& tensors, const Ranks& ranks) {
+void load_tensors(const std::string& path, const std::vector<StateTensor>& tensors, const CheckpointRanks& ranks) {
   agree(ranks, [&] {
     const Manifest manifest = read_manifest(path);
     check_listed(path, manifest, tensors);

@@ -51,7 +51,7 @@ std::string run_checkpoints(const std::string& run_folder) {
 
 // The first of the candidates that is good, or nothing when there are none.
 std::string first_good(const std::string& run_folder, const std::vector<std::string>& candidates,
-                       const std::function<void(const std::string&)>& warn, const Ranks& ranks) {
+                       const std::function<void(const std::string&)>& warn, const CheckpointRanks& ranks) {
   std::string first_fault;
   for (const std::string& path : candidates) {
     try {
@@ -121,7 +121,8 @@ std::vector<CheckpointInfo> list_checkpoints(const std::string& run_folder) {
   return found;
 }
 
-void prune_checkpoints(const std::string& run_folder, int64_t keep_last, int64_t keep_every, const Ranks& ranks) {
+void prune_checkpoints(const std::string& run_folder, int64_t keep_last, int64_t keep_every,
+                       const CheckpointRanks& ranks) {
   by_first(ranks, [&] {
     prune(run_folder, keep_last, keep_every);
     return std::string();
@@ -129,7 +130,7 @@ void prune_checkpoints(const std::string& run_folder, int64_t keep_last, int64_t
 }
 
 std::string choose_checkpoint(const std::string& run_folder, const std::string& resume,
-                              const std::function<void(const std::string&)>& warn, const Ranks& ranks) {
+                              const std::function<void(const std::string&)>& warn, const CheckpointRanks& ranks) {
   if (resume == "never") return "";
   const bool newest = resume == "auto" || resume == "latest";
   const std::string found =

@@ -279,9 +279,11 @@ void SaveJob::abandon() noexcept {
   fs::remove(request_.run_folder + "/" + kLatestName + temporary_suffix(), ignored);
 }
 
-std::string SaveJob::failure(const std::string& cause) const {
-  return fmt::format("the checkpoint of step {} is not saved: {}; older checkpoints are as they were", request_.step,
-                     cause);
+void SaveJob::fail(const CheckpointRanks& ranks, const std::string& cause) {
+  abandon();
+  ranks.gather("");  // the error may end the job, and rank 0 with it
+  throw RunError("the checkpoint of step {} is not saved: {}; older checkpoints are as they were", request_.step,
+                 cause);
 }
 
 void SaveJob::check_cancelled() const {

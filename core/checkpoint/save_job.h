@@ -41,8 +41,8 @@ class SaveJob {
   void cancel() { cancelled_ = true; }
   // Removes what was written, once no rank runs a phase.
   void abandon() noexcept;
-  // The message of a save that failed for `cause`.
-  std::string failure(const std::string& cause) const;
+  // The same on all ranks, then throws the RunError of a save that failed for `cause`. Collective.
+  [[noreturn]] void fail(const CheckpointRanks& ranks, const std::string& cause);
 
  private:
   struct Shard {

@@ -89,7 +89,7 @@ void evaluate_checkpoint(const RunConfig& config, const std::string& checkpoint,
     check_sets(config, tokenizer);
     step = std::make_unique<TrainStep>(config, device, groups, false);
   });
-  const Ranks ranks = checkpoint_ranks(launch);
+  const CheckpointRanks ranks = checkpoint_ranks(launch);
   launch.together([&] {
     path = choose_checkpoint(
         config.run.folder, checkpoint.empty() ? "latest" : checkpoint,

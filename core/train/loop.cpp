@@ -112,7 +112,7 @@ class Run {
 
   const RunConfig& config_;
   Launch& launch_;
-  Ranks ranks_;
+  CheckpointRanks ranks_;
   ProcessGroups groups_;
   Device device_;
   std::optional<Tokenizer> tokenizer_;

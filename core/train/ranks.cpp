@@ -94,7 +94,7 @@ void check_shared_folder(Launch& launch, const std::string& folder) {
   if (launch.rank() == 0) std::filesystem::remove(path);
 }
 
-Ranks checkpoint_ranks(Launch& launch) {
+CheckpointRanks checkpoint_ranks(Launch& launch) {
   return {launch.rank(), launch.world(), [&launch](const std::string& text) { return launch.gather(text); }};
 }
 

@@ -22,7 +22,7 @@ void check_shared_folder(Launch& launch, const std::string& folder);
 
 // The ranks as the checkpoint functions see them. Their errors come on every rank alike: call them in
 // Launch::together.
-Ranks checkpoint_ranks(Launch& launch);
+CheckpointRanks checkpoint_ranks(Launch& launch);
 
 // Gives this rank its share of the node's CPUs where the launcher gave all ranks of the node the same ones and there
 // are enough of them; threads made later inherit it. Returns the CPUs that the rank may use.

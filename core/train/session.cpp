@@ -215,7 +215,7 @@ std::vector<StateTensor> owned_state(TrainStep& step) {
       }
     }
   }
-  add_biases(model, list);
+  if (step.groups().layout.dp_rank() == 0) add_biases(model, list);  // all ranks of a stage have the same
   return list.tensors;
 }
 

@@ -37,7 +37,7 @@ inline std::vector<std::vector<StateTensor>> spread(const TestState& state, size
 }
 
 inline const std::vector<StateTensor>& part_of(const std::vector<std::vector<StateTensor>>& spread,
-                                               const Ranks& ranks) {
+                                               const CheckpointRanks& ranks) {
   return spread[static_cast<size_t>(ranks.rank)];
 }
 
@@ -45,7 +45,7 @@ inline const std::vector<StateTensor>& part_of(const std::vector<std::vector<Sta
 inline std::string save_spread(const std::string& run, int64_t step, const TestState& state, int64_t world,
                                unsigned seed) {
   const auto parts = spread(state, static_cast<size_t>(world), seed);
-  return ThreadRanks(world).message([&](const Ranks& ranks) {
+  return ThreadRanks(world).message([&](const CheckpointRanks& ranks) {
     save_checkpoint(run, step, part_of(parts, ranks), trainer_state(), kConfigText, ranks, 200);
   });
 }

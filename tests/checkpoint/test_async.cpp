@@ -40,7 +40,7 @@ TEST_CASE("what is saved is the state at the start, though training goes on") {
       CAPTURE(world, wait);
       TestState state = make_state(1);
       const auto parts = spread(state, static_cast<size_t>(world), 3);
-      CHECK(ThreadRanks(world).message([&](const Ranks& ranks) {
+      CHECK(ThreadRanks(world).message([&](const CheckpointRanks& ranks) {
         const std::vector<StateTensor>& mine = part_of(parts, ranks);
         AsyncSave save(ranks, mine);
         start_test(save, run / "async", 5, mine);
@@ -91,7 +91,7 @@ TEST_CASE("a save that fails is told once, at a later poll or at the end, and th
         const std::string expected = fmt::format(
             "the checkpoint of step 200 is not saved: {}a test lets point {} fail; older checkpoints are as they were",
             world == 1 ? "" : fmt::format("rank {}: ", rank), point);
-        CHECK(ThreadRanks(world).message([&](const Ranks& ranks) {
+        CHECK(ThreadRanks(world).message([&](const CheckpointRanks& ranks) {
           AsyncSave save(ranks, part_of(parts, ranks));
           std::string message;
           {

@@ -31,7 +31,7 @@ TEST_CASE("any layout loads what any other has saved") {
     CAPTURE(world);
     TestState loaded = make_state(2);
     const auto parts = spread(loaded, static_cast<size_t>(world), 7);
-    CHECK(ThreadRanks(world).message([&](const Ranks& ranks) {
+    CHECK(ThreadRanks(world).message([&](const CheckpointRanks& ranks) {
       expect(load_checkpoint(run / "step000005", part_of(parts, ranks), ranks) == trainer_state());
     }) == "");
     CHECK(loaded.equals(saved));
@@ -47,7 +47,7 @@ TEST_CASE("ranks may load the same elements, and one rank a few of them") {
   std::vector<StateTensor> few = loaded[2].tensors;
   for (StateTensor& t : few) t.slices.clear();
   few[0].slices = {slice_of(loaded[2].tensors[0], 40, 44), slice_of(loaded[2].tensors[0], 3, 5)};
-  CHECK(ThreadRanks(3).message([&](const Ranks& ranks) {
+  CHECK(ThreadRanks(3).message([&](const CheckpointRanks& ranks) {
     const auto r = static_cast<size_t>(ranks.rank);
     load_checkpoint(run / "step000005", r == 2 ? few : loaded[r].tensors, ranks);
   }) == "");
@@ -74,8 +74,9 @@ TEST_CASE("slices of a tensor of several pieces are read from the pieces that th
   std::vector<std::vector<StateTensor>> parts(2, saved.tensors);
   parts[0][0].slices = {slice_of(saved.tensors[0], 0, kPiece + 17)};
   parts[1][0].slices = {slice_of(saved.tensors[0], kPiece + 17, kPiece + 5000)};
-  CHECK(ThreadRanks(2).message(
-            [&](const Ranks& ranks) { save_checkpoint(run / "two", 1, part_of(parts, ranks), {}, "", ranks); }) == "");
+  CHECK(ThreadRanks(2).message([&](const CheckpointRanks& ranks) {
+    save_checkpoint(run / "two", 1, part_of(parts, ranks), {}, "", ranks);
+  }) == "");
   save_checkpoint(run / "one", 1, saved.tensors, {}, "");
   CHECK(same_files(run / "one/step000001", run / "two/step000001"));
   TestState loaded;
@@ -99,8 +100,9 @@ TEST_CASE("elements that no rank has, or two ranks have, are named and nothing i
     std::vector<std::vector<StateTensor>> parts(2, state.tensors);
     for (StateTensor& t : parts[1]) t.slices.clear();
     change(parts);
-    const std::string message = ThreadRanks(2).message(
-        [&](const Ranks& ranks) { save_checkpoint(run.path(), 5, part_of(parts, ranks), {}, "", ranks, 200); });
+    const std::string message = ThreadRanks(2).message([&](const CheckpointRanks& ranks) {
+      save_checkpoint(run.path(), 5, part_of(parts, ranks), {}, "", ranks, 200);
+    });
     CHECK(fs::is_empty(run.path()));
     return message;
   };
@@ -153,7 +155,7 @@ TEST_CASE("damage is found by the rank that reads it and told to all") {
   save_test(run.path(), 2, make_state(2));
   const std::string folder = run / "step000002";
   const auto verify = [&](int64_t world) {
-    return ThreadRanks(world).message([&](const Ranks& ranks) { verify_checkpoint(folder, ranks); });
+    return ThreadRanks(world).message([&](const CheckpointRanks& ranks) { verify_checkpoint(folder, ranks); });
   };
   for (const std::string& name : names_in(folder)) {
     CAPTURE(name);
@@ -166,7 +168,7 @@ TEST_CASE("damage is found by the rank that reads it and told to all") {
       CHECK(has(message, name));
       CHECK_FALSE(has(message, "the ranks differ"));
       int warnings = 0;
-      CHECK(ThreadRanks(3).message([&](const Ranks& ranks) {
+      CHECK(ThreadRanks(3).message([&](const CheckpointRanks& ranks) {
         expect(choose_checkpoint(
                    run.path(), "auto", [&](const std::string&) { ++warnings; }, ranks) == run / "step000001");
       }) == "");
@@ -181,7 +183,7 @@ TEST_CASE("damage is found by the rank that reads it and told to all") {
 TEST_CASE("every rank gets the same choice or the same error") {
   const RunFolder run;
   const auto choose = [&](const std::string& resume, const std::string& expected) {
-    return ThreadRanks(3).message([&](const Ranks& ranks) {
+    return ThreadRanks(3).message([&](const CheckpointRanks& ranks) {
       expect(choose_checkpoint(
                  run.path(), resume, [](const std::string&) {}, ranks) == expected);
     });
@@ -195,9 +197,9 @@ TEST_CASE("every rank gets the same choice or the same error") {
   CHECK(choose("step000001", run / "step000001") == "");
   TestState reshaped = make_state(2);
   reshaped.tensors[0].shape = {4, 11};
-  CHECK(has(
-      ThreadRanks(2).message([&](const Ranks& ranks) { load_checkpoint(run / "step000001", reshaped.tensors, ranks); }),
-      "UserError: " + run.path() + "/step000001: tensor embed.weight is F32[11,4]"));
+  CHECK(has(ThreadRanks(2).message(
+                [&](const CheckpointRanks& ranks) { load_checkpoint(run / "step000001", reshaped.tensors, ranks); }),
+            "UserError: " + run.path() + "/step000001: tensor embed.weight is F32[11,4]"));
 }
 
 TEST_CASE("work is dealt out by bytes, in order, each item once") {

@@ -1,4 +1,4 @@
-// Ranks that are threads of one process, for tests of what several ranks do with a checkpoint.
+// CheckpointRanks that are threads of one process, for tests of what several ranks do with a checkpoint.
 #pragma once
 
 #include <condition_variable>
@@ -24,13 +24,13 @@ class ThreadRanks {
   explicit ThreadRanks(int64_t world) : world_(world), texts_(static_cast<size_t>(world)) {}
 
   // Runs `body` as every rank; gives the message of what each threw, "" for none. UserErrors have "UserError: " before.
-  std::vector<std::string> run(const std::function<void(const Ranks&)>& body) {
+  std::vector<std::string> run(const std::function<void(const CheckpointRanks&)>& body) {
     std::vector<std::string> messages(texts_.size());
     std::vector<std::thread> threads;
     arrived_ = ended_ = 0;
     for (int64_t rank = 0; rank < world_; ++rank) {
       threads.emplace_back([&, rank] {
-        const Ranks ranks{rank, world_, [this, rank](const std::string& text) { return gather(rank, text); }};
+        const CheckpointRanks ranks{rank, world_, [this, rank](const std::string& text) { return gather(rank, text); }};
         try {
           body(ranks);
         } catch (const UserError& error) {
@@ -48,7 +48,7 @@ class ThreadRanks {
   }
 
   // The one message that every rank must have got.
-  std::string message(const std::function<void(const Ranks&)>& body) {
+  std::string message(const std::function<void(const CheckpointRanks&)>& body) {
     const std::vector<std::string> messages = run(body);
     for (const std::string& m : messages) {
       if (m != messages[0]) return "the ranks differ: '" + messages[0] + "' and '" + m + "'";
