@@ -30,7 +30,8 @@ wait_for() {
 
 fail() {
   echo "FAILED: $1"
-  tail -n 20 "$scratch"/*.log "$scratch"/work/*.log 2>/dev/null
+  tail -n 6 "$scratch"/*.log 2>/dev/null
+  tail -n 20 "$scratch"/work/*.log 2>/dev/null
   exit 1
 }
 
