@@ -212,6 +212,7 @@ class Traced : public Communicator {
  public:
   explicit Traced(Communicator& inner) : Communicator(inner.name(), inner.size(), inner.rank()), inner_(inner) {}
   std::vector<int64_t> trace;
+  int64_t operations = 0;
   void barrier() override { inner_.barrier(); }
 
  protected:
@@ -222,11 +223,13 @@ class Traced : public Communicator {
     return inner_.reduce_scatter(x, shard, stream);
   }
   Pending start_all_gather(const Tensor& shard, const Tensor& x, Stream& stream) override {
+    ++operations;
     trace.push_back(-shard.bytes());
     return inner_.all_gather(shard, x, stream);
   }
   Pending start_all_to_all_v(const Tensor& x, const RowSplit& send, const Tensor& y, const RowSplit& recv,
                              Stream& stream) override {
+    ++operations;
     for (int64_t rows : send.rows) trace.push_back(rows * x.cols() * bytes_of(x.dtype));
     for (int64_t rows : recv.rows) trace.push_back(rows * x.cols() * bytes_of(x.dtype));
     return inner_.all_to_all_v(x, send, y, recv, stream);

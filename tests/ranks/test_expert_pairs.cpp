@@ -1,129 +1,55 @@
 // Two-batch overlap: two micro-batches interleaved give the bits of one after the other, and hide what travels.
-#include <chrono>
+#include <cstdlib>
+#include <new>
 
-#include "tests/ranks/expert_run.h"
+#include "tests/ranks/expert_model.h"
 
 using namespace olmo;
+using test::ModelRun;
 using test::Ranks;
+using test::Tokens;
 
 namespace {
 
-ModelConfig three_layers() {
-  ModelConfig m = test::block_config();
-  m.n_layers = 3;
-  m.dense.layers = 1;
-  m.dense.hidden = 20;
-  m.moe.granularity = BalanceGranularity::local_batch;
-  return m;
-}
+thread_local int64_t allocations = 0;  // of this thread: the watchdog's do not count
 
-struct Tokens {
-  std::vector<int32_t> ids, labels, positions;
-  int64_t rows;
+// Computing, as far as time goes: every product takes this long.
+constexpr double kProduct = 0.012;
+constexpr double kDelay = 0.020;  // of every message
 
-  Tokens(int64_t row_count, uint64_t seed) : rows(row_count) {
-    for (int64_t n = 0; n < rows * test::kLength; ++n) {
-      ids.push_back(static_cast<int32_t>((test::made_up(seed, static_cast<uint64_t>(n)) + 0.5) * 16));
-      positions.push_back(static_cast<int32_t>(n % test::kLength));
+// Makes products slow and adds up what is waited for.
+struct SlowProducts : CostSink {
+  double waited = 0;
+  int64_t waits = 0;
+  Stream* stream = nullptr;
+
+  void record(const char* op, const Cost&, double seconds) override {
+    if (std::strncmp(op, "wait", 4) == 0) waited += seconds;
+    if (std::strstr(op, "gemm") == nullptr && std::strstr(op, "wgrad") == nullptr) return;
+    for (double slept = 0; slept < kProduct; slept += 0.001) {
+      usleep(1000);
+      stream->poll();
     }
-    labels.assign(ids.begin() + 1, ids.end());
-    labels.push_back(-100);
   }
 };
-
-// A whole model on ranks that split its experts.
-class ModelRun {
- public:
-  ModelRun(const ModelConfig& config, Ranks& ranks, Communicator* group, ExchangeSettings settings)
-      : config_(config), stream_(ranks.stream), part_(whole_model(config)) {
-    if (group != nullptr) {
-      settings.experts = config.moe.experts;
-      settings.top_k = config.moe.top_k;
-      part_.experts = config.moe.experts / group->size();
-      part_.first_expert = group->rank() * part_.experts;
-      exchange_ = std::make_unique<ExpertExchange>(*group, settings);
-    }
-    store_ = std::make_unique<ParamStore>(store_table(config, part_), Device::cpu(1), true);
-    model_ = std::make_unique<Model>(config, part_, *store_, test::kLength, stream_, exchange_.get());
-    model_->initialise(3, stream_);
-    sums_.losses = arenas_[2].allocate(DType::f64, {2});
-    sums_.aux = arenas_[2].allocate(DType::f64, {2, 2});
-    sums_.expert_load = arenas_[2].allocate(DType::i64, {2, config.moe.experts});
-    sums_.drops = arenas_[2].allocate(DType::i64, {2, 2});
-    sums_.most_rows = arenas_[2].allocate(DType::i64, {2});
-  }
-
-  // Gradients and sums of a step of these micro-batches, two by two or one by one; as bits to compare.
-  std::vector<double> step(std::vector<Tokens>& batches, bool pairs) {
-    for (const Tensor* t : {&sums_.losses, &sums_.aux, &sums_.expert_load, &sums_.drops, &sums_.most_rows}) {
-      ops::zero({*t}, stream_);
-    }
-    store_->begin_step(static_cast<int64_t>(batches.size()));
-    for (size_t i = 0; i < batches.size(); ++i) {
-      poison();
-      Arena::Scope first(arenas_[0]), second(arenas_[1]);
-      const MicroBatch a = micro_batch(batches[i]);
-      if (pairs && i + 1 < batches.size()) {
-        const MicroBatch b = micro_batch(batches[++i]);
-        model_->forward_backward_pair(part_.chunks[0], {a, states_[0], arenas_[0]}, {b, states_[1], arenas_[1]}, 1e-3,
-                                      sums_, stream_);
-        continue;
-      }
-      states_[0].x = states_[0].y = {};
-      model_->forward(part_.chunks[0], a, sums_, states_[0], arenas_[0], stream_);
-      const Tensor grad = arenas_[0].allocate(DType::f32, {a.tokens(), config_.d_model});
-      model_->backward(part_.chunks[0], a, 1e-3, sums_, states_[0], grad, arenas_[0], stream_);
-    }
-    std::vector<double> all;
-    for (const Param& p : store_->params()) all.insert(all.end(), p.grad.f32(), p.grad.f32() + p.elements());
-    all.insert(all.end(), sums_.losses.f64(), sums_.losses.f64() + 2);
-    all.insert(all.end(), sums_.aux.f64(), sums_.aux.f64() + 4);
-    for (const Tensor* t : {&sums_.expert_load, &sums_.drops, &sums_.most_rows}) {
-      all.insert(all.end(), t->as<int64_t>(), t->as<int64_t>() + t->elements());
-    }
-    return all;
-  }
-
- private:
-  MicroBatch micro_batch(Tokens& tokens) const {
-    MicroBatch mb;
-    mb.rows = tokens.rows;
-    mb.sequence_length = test::kLength;
-    mb.ids = test::view(tokens.ids);
-    mb.labels = test::view(tokens.labels);
-    mb.positions = test::view(tokens.positions);
-    mb.random.row_tokens = mb.random.row_step = test::kLength;
-    mb.inv_divisor = 1.0 / 80;
-    return mb;
-  }
-
-  void poison() {
-    for (Arena* arena : {&arenas_[0], &arenas_[1]}) {
-      Arena::Scope scope(*arena);
-      std::memset(arena->allocate_bytes(kArena / 2), 0xFF, static_cast<size_t>(kArena / 2));
-    }
-  }
-
-  static constexpr int64_t kArena = int64_t{8} << 20;
-  ModelConfig config_;
-  Stream& stream_;
-  ModelPart part_;
-  Arena arenas_[3] = {
-      {"first", DeviceKind::cpu, kArena}, {"second", DeviceKind::cpu, kArena}, {"sums", DeviceKind::cpu, kArena}};
-  std::unique_ptr<ExpertExchange> exchange_;
-  std::unique_ptr<ParamStore> store_;
-  std::unique_ptr<Model> model_;
-  ChunkState states_[2];
-  StepSums sums_;
-};
-
-std::vector<Tokens> batches_of(const Ranks& ranks, int64_t count) {
-  std::vector<Tokens> batches;
-  for (int64_t i = 0; i < count; ++i) batches.emplace_back(3, static_cast<uint64_t>(10 * ranks.launch.rank() + i));
-  return batches;
-}
 
 }  // namespace
+
+// Not inlined: the compiler would complain of memory from `new` that goes to free.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  ++allocations;
+  void* at = std::malloc(bytes);
+  if (at == nullptr) throw std::bad_alloc();
+  return at;
+}
+
+[[gnu::noinline]] void operator delete(void* at) noexcept {
+  std::free(at);
+}
+
+[[gnu::noinline]] void operator delete(void* at, size_t) noexcept {
+  std::free(at);
+}
 
 TEST_CASE("interleaved micro-batches give the bits of one after the other") {
   for (int64_t degree : {1, 2, 4}) {
@@ -134,7 +60,7 @@ TEST_CASE("interleaved micro-batches give the bits of one after the other") {
         for (int64_t shared : {0, 12}) {
           for (NormPlacement norm : {NormPlacement::peri, NormPlacement::pre}) {
             CAPTURE(degree, static_cast<int>(path), waves, shared, static_cast<int>(norm));
-            ModelConfig m = three_layers();
+            ModelConfig m = test::three_layers();
             m.moe.shared_hidden = shared;
             m.norm = norm;
             ExchangeSettings settings;
@@ -142,7 +68,7 @@ TEST_CASE("interleaved micro-batches give the bits of one after the other") {
             settings.waves = waves;
             settings.capacity_factor = 0.9;
             ModelRun run(m, ranks, degree == 1 ? nullptr : ranks.groups.ep.get(), settings);
-            std::vector<Tokens> batches = batches_of(ranks, 3);
+            std::vector<Tokens> batches = test::batches_of(ranks, 3);
             const std::vector<double> plain = run.step(batches, false);
             CHECK(run.step(batches, false) == plain);
             CHECK(run.step(batches, true) == plain);
@@ -151,6 +77,54 @@ TEST_CASE("interleaved micro-batches give the bits of one after the other") {
           }
         }
       }
+    }
+  }
+}
+
+TEST_CASE("most of what every message is delayed by is hidden behind the other micro-batch") {
+  setenv("OLMOTRAIN_TEST_COMM_DELAY_MS", "20", 1);
+  Ranks ranks(1, 2, int64_t{16} << 20);
+  unsetenv("OLMOTRAIN_TEST_COMM_DELAY_MS");
+  for (ExpertPath path : {ExpertPath::sync, ExpertPath::rowwise}) {
+    ExchangeSettings settings;
+    settings.path = path;
+    test::Traced group(*ranks.groups.ep);
+    ModelRun run(test::three_layers(), ranks, &group, settings);
+    std::vector<Tokens> batches = test::batches_of(ranks, 2);
+    double waited[2] = {}, operations[2] = {};
+    for (bool pairs : {false, true}) {
+      SlowProducts sink;
+      sink.stream = &ranks.stream;
+      group.operations = 0;
+      ranks.stream.attach(&sink);
+      run.run(batches, pairs);
+      ranks.stream.attach(nullptr);
+      waited[pairs ? 1 : 0] = sink.waited;
+      operations[pairs ? 1 : 0] = static_cast<double>(group.operations);
+    }
+    CAPTURE(static_cast<int>(path), waited[0], waited[1], operations[1]);
+    CHECK(operations[0] == 2 * 2 * 5);  // micro-batches, blocks; counts, and there and back twice
+    CHECK(operations[1] == operations[0]);
+    CHECK(waited[1] < 0.3 * kDelay * operations[1]);
+    CHECK(waited[1] < waited[0]);
+  }
+}
+
+TEST_CASE("a step with experts on other ranks allocates nothing") {
+  Ranks ranks(1, 2, int64_t{16} << 20);
+  for (ExpertPath path : {ExpertPath::sync, ExpertPath::rowwise}) {
+    for (bool pairs : {false, true}) {
+      ExchangeSettings settings;
+      settings.path = path;
+      settings.waves = 2;
+      ModelRun run(test::three_layers(), ranks, ranks.groups.ep.get(), settings);
+      std::vector<Tokens> batches = test::batches_of(ranks, 4);
+      for (int i = 0; i < 3; ++i) run.run(batches, pairs);
+      const int64_t before = allocations;
+      for (int i = 0; i < 3; ++i) run.run(batches, pairs);
+      const int64_t made = allocations - before;
+      CAPTURE(static_cast<int>(path), pairs);
+      CHECK(made == 0);
     }
   }
 }
