@@ -19,6 +19,7 @@ Pipeline::Pipeline(const ParallelConfig& parallel, Model& model, ProcessGroups& 
                    const std::vector<int64_t>& micro_batches, int64_t tokens, Arena& workspace,
                    const Capacity& capacity, Stream& stream)
     : kind_(pipeline_kind(parallel)),
+      pairs_(parallel.two_batch_overlap && *std::max_element(micro_batches.begin(), micro_batches.end()) > 1),
       model_(model),
       groups_(groups),
       tokens_(tokens),
@@ -35,6 +36,7 @@ Pipeline::Pipeline(const ParallelConfig& parallel, Model& model, ProcessGroups& 
     most_sends_ =
         std::max(most_sends_, static_cast<size_t>(facts.sends_by_rank[static_cast<size_t>(groups.pp->rank())]));
   }
+  if (pairs_) live[0] = 2;
   const bool one_slot = live.size() == 1 && live[0] == 1;
   for (size_t c = 0; c < live.size(); ++c) {
     Stage stage;
@@ -163,7 +165,29 @@ void Pipeline::backward(const Action& action, const MicroBatch& mb, double z_los
   }
 }
 
+// Two by two, each with an arena of its own; the last of an odd number alone.
+void Pipeline::run_pairs(const std::vector<MicroBatch>& micro_batches, double z_loss, const StepSums& sums) {
+  Stage& stage = stages_[0];
+  size_t i = 0;
+  for (; i + 1 < micro_batches.size(); i += 2) {
+    Slot& first = stage.slots[0];
+    Slot& second = stage.slots[1];
+    const Arena::Scope first_scope(*first.own), second_scope(*second.own);
+    model_.forward_backward_pair(stage.chunk, {micro_batches[i], first.state, *first.own},
+                                 {micro_batches[i + 1], second.state, *second.own}, z_loss, sums, stream_);
+    stage.latest = 1;
+  }
+  if (i == micro_batches.size()) return;
+  const int64_t last = static_cast<int64_t>(i);
+  forward({Action::Kind::forward, stage.chunk.stage, last}, micro_batches[i], sums);
+  backward({Action::Kind::backward, stage.chunk.stage, last}, micro_batches[i], z_loss, sums);
+}
+
 void Pipeline::run(const std::vector<MicroBatch>& micro_batches, double z_loss, const StepSums& sums) {
+  if (pairs_) {
+    run_pairs(micro_batches, z_loss, sums);
+    return;
+  }
   const PipelineSchedule& schedule = schedule_of(static_cast<int64_t>(micro_batches.size()));
   const std::vector<Action>& actions = schedule.actions[static_cast<size_t>(groups_.pp->rank())];
   if (!actions.empty()) post_receive(actions[0]);

@@ -78,9 +78,11 @@ class Pipeline {
   void hand_on(const Tensor& tensor, int64_t stage, Action::Kind kind);
   void forward(const Action& action, const MicroBatch& mb, const StepSums& sums);
   void backward(const Action& action, const MicroBatch& mb, double z_loss, const StepSums& sums);
+  void run_pairs(const std::vector<MicroBatch>& micro_batches, double z_loss, const StepSums& sums);
   Slot& free_slot(Stage& stage);
 
   PipelineKind kind_;
+  bool pairs_;  // two-batch overlap, of one stage
   Model& model_;
   ProcessGroups& groups_;
   int64_t tokens_;

@@ -179,7 +179,7 @@ class BlockRun {
 };
 
 // ||got - want|| / ||want||.
-inline double distance(const std::vector<float>& got, const std::vector<float>& want) {
+inline double off_by(const std::vector<float>& got, const std::vector<float>& want) {
   if (got.size() != want.size()) return 1e9;
   double difference = 0, norm = 0;
   for (size_t i = 0; i < got.size(); ++i) {

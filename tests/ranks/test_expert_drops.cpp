@@ -5,7 +5,7 @@
 using namespace olmo;
 using test::block_config;
 using test::BlockRun;
-using test::distance;
+using test::off_by;
 using test::Passed;
 using test::Ranks;
 using test::Text;
@@ -142,9 +142,9 @@ void check_drops(Ranks& ranks, int64_t top_k, double factor, int64_t waves, bool
     expert.backward(x.data() + n * d, dy.data() + n * d, weight, dw.data() + l * 2 * hidden * d,
                     dv.data() + l * hidden * d);
   }
-  CHECK(distance(got.branch_out, rounded(y)) < 2e-6);
-  CHECK(distance(got.gradients.at("routed_experts.w_up_gate"), rounded(dw)) < 3e-6);
-  CHECK(distance(got.gradients.at("routed_experts.w_down"), rounded(dv)) < 3e-6);
+  CHECK(off_by(got.branch_out, rounded(y)) < 2e-6);
+  CHECK(off_by(got.gradients.at("routed_experts.w_up_gate"), rounded(dw)) < 3e-6);
+  CHECK(off_by(got.gradients.at("routed_experts.w_down"), rounded(dv)) < 3e-6);
   CHECK(got.drops == std::vector<int64_t>{dropped, kTokens * top_k});
   CHECK(got.most_rows == taken);
   CHECK(taken <= capacity);
@@ -208,5 +208,5 @@ TEST_CASE("dropped routes teach the router nothing") {
   const Passed kept = run.pass(without), lost = run.pass(only);
   CHECK(test::same_bits(router(kept), router(all)));
   for (float g : router(lost)) CHECK(g == 0.0f);
-  CHECK(distance(router(all), std::vector<float>(router(all).size())) > 0);
+  CHECK(off_by(router(all), std::vector<float>(router(all).size())) > 0);
 }

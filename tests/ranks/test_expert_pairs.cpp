@@ -3,6 +3,7 @@
 #include <new>
 
 #include "tests/ranks/expert_model.h"
+#include "tests/ranks/training_run.h"
 
 using namespace olmo;
 using test::ModelRun;
@@ -125,6 +126,37 @@ TEST_CASE("a step with experts on other ranks allocates nothing") {
       const int64_t made = allocations - before;
       CAPTURE(static_cast<int>(path), pairs);
       CHECK(made == 0);
+    }
+  }
+}
+
+TEST_CASE("training with two-batch overlap gives the bits of training without, for any number of micro-batches") {
+  for (int64_t micro_batches : {1, 2, 5}) {
+    for (const char* path : {"sync", "rowwise"}) {
+      RunConfig c = test::layout_config(RoutingKind::learned);
+      c.parallel.ep = 2;
+      c.parallel.expert_path = path;
+      c.batch.rows = micro_batches * c.batch.micro_rows * Launch::get().world();
+      std::vector<float> states[2];
+      for (bool pairs : {false, true}) {
+        c.parallel.two_batch_overlap = pairs;
+        test::LayoutRun run(c);
+        std::vector<float>& state = states[pairs ? 1 : 0];
+        for (int64_t step = 1; step <= 2; ++step) {
+          const StepResult& r = run.run(test::make_batch(c, step), 1e-3);
+          state.push_back(static_cast<float>(r.ce));
+          state.push_back(static_cast<float>(r.grad_norm));
+          state.push_back(static_cast<float>(r.balance));
+        }
+        run.step.params().synchronize_values(run.step.stream());
+        for (int64_t i = 0; i < static_cast<int64_t>(run.step.params().params().size()); ++i) {
+          for (const ParamStore::Run& part : run.step.params().value_runs(i)) {
+            state.insert(state.end(), part.value.f32(), part.value.f32() + part.value.elements());
+          }
+        }
+      }
+      CAPTURE(micro_batches, path);
+      CHECK(test::same_bits(states[0], states[1]));
     }
   }
 }

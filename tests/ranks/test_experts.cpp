@@ -5,7 +5,7 @@
 using namespace olmo;
 using test::block_config;
 using test::BlockRun;
-using test::distance;
+using test::off_by;
 using test::Passed;
 using test::Ranks;
 using test::same_bits;
@@ -50,16 +50,16 @@ void check_against(const Passed& got, const Passed& whole, Ranks& ranks, double 
   Communicator& ep = *ranks.groups.ep;
   const size_t part = static_cast<size_t>(ep.rank()), parts = static_cast<size_t>(ep.size());
   CHECK(got.indices == test::slice(whole.indices, part, parts));
-  CHECK(distance(got.y, test::slice(whole.y, part, parts)) < tolerance);
-  CHECK(distance(got.dx, test::slice(whole.dx, part, parts)) < tolerance);
+  CHECK(off_by(got.y, test::slice(whole.y, part, parts)) < tolerance);
+  CHECK(off_by(got.dx, test::slice(whole.dx, part, parts)) < tolerance);
   for (const auto& [name, want] : whole.gradients) {
     CAPTURE(name);
     std::vector<float> gradient = got.gradients.at(name);
     if (is_expert(name)) {
-      CHECK(distance(gradient, test::slice(want, part, parts)) < tolerance);
+      CHECK(off_by(gradient, test::slice(want, part, parts)) < tolerance);
     } else {
       add_over(ep, gradient, ranks.stream);
-      CHECK(distance(gradient, want) < tolerance);
+      CHECK(off_by(gradient, want) < tolerance);
     }
   }
   std::vector<double> aux = got.aux;
@@ -273,7 +273,7 @@ TEST_CASE("evaluation drops nothing on either path, with any number of tokens on
       for (int64_t rows : {int64_t{2}, ranks.groups.ep->rank() + 1}) {
         CAPTURE(degree, static_cast<int>(path), rows);
         Text text(7 * ranks.launch.rank(), rows, m.d_model);
-        CHECK(distance(run.pass(text, false).y, one.pass(text, false).y) < 2e-6);
+        CHECK(off_by(run.pass(text, false).y, one.pass(text, false).y) < 2e-6);
       }
     }
   }
