@@ -202,7 +202,8 @@ std::unique_ptr<Communicator> Launch::State::group(GroupKind kind, const Layout&
 }
 
 ProcessGroups Launch::groups(int64_t pp, int64_t ep) {
-  const Layout layout = Layout::make(world(), rank(), pp, ep);
+  Layout layout;
+  together([&] { layout = Layout::make(world(), rank(), pp, ep); });
   if (world() == 1) return ProcessGroups::counting(layout);
   State& s = *state_;
   ProcessGroups g;
@@ -293,6 +294,7 @@ void Launch::together(const std::function<void()>& f) {
   try {
     f();
   } catch (...) {
+    state_->engine.drain(2);  // tensors of operations on their way are about to be freed
     state_->failed_together = true;
     throw;
   }

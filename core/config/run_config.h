@@ -121,7 +121,7 @@ struct ParallelConfig {
   std::string pipeline = "1f1b";
   int64_t chunks = 1;          // stages of a pipeline rank
   std::vector<int64_t> split;  // blocks of each stage, empty = by work
-  int64_t bucket_mib = 250;
+  double bucket_mib = 250;
   std::string expert_path = "sync";
   double capacity_factor = 1.25;
   int64_t waves = 1;

@@ -180,7 +180,7 @@ Keys parallel_keys(ParallelConfig& p) {
        "stages that a pipeline rank has: 1 with 1f1b, 2 with 1f1b-v, 2 or more with interleaved",
        {1, 4096}},
       {"parallel.split", &p.split, "blocks of each pipeline stage, first to last; empty = of about equal work", kCount},
-      {"parallel.bucket_mib", &p.bucket_mib, "MiB of gradients that are reduced at a time", {1, 1048576}},
+      {"parallel.bucket_mib", &p.bucket_mib, "MiB of gradients that are reduced at a time", {0, 1048576, true}},
       {"parallel.expert_path",
        &p.expert_path,
        "how tokens travel to experts. sync: as many as there are, counts go through the host; rowwise: fixed message "
