@@ -15,6 +15,19 @@ namespace {
 
 constexpr int32_t kIgnored = -100;
 constexpr int64_t kCheckedAtOpen = int64_t{1} << 30;  // bytes of tokens whose ids are all checked when files are opened
+constexpr int64_t kSampleBytes = 4096;
+constexpr int64_t kSamples = 4;
+
+// Hash of what a file begins and ends with and has at places in between: other data of the same size has another.
+uint64_t sample(const std::byte* data, int64_t bytes) {
+  const int64_t length = std::min(bytes, kSampleBytes);
+  uint64_t hash = 0;
+  for (int64_t i = 0; i < kSamples; ++i) {
+    const int64_t begin = (bytes - length) / (kSamples - 1) * i;
+    hash = XXH3_64bits_withSeed(data + (i + 1 < kSamples ? begin : bytes - length), static_cast<size_t>(length), hash);
+  }
+  return hash;
+}
 
 }  // namespace
 
@@ -92,8 +105,10 @@ std::string Instances::fingerprint() const {
   std::string text = fmt::format("sequence_length={},shuffle={},seed={}", settings_.sequence_length, settings_.shuffle,
                                  settings_.seed);
   for (size_t i = 0; i < files_.size(); ++i) {
-    text += fmt::format("\n{},{},{},{}", std::filesystem::path(files_[i].path()).filename().string(),
-                        files_[i].file_bytes(), name_of(files_[i].type()), !masks_.empty());
+    const TokenFile& file = files_[i];
+    text += fmt::format("\n{},{},{},{:x}", std::filesystem::path(file.path()).filename().string(), file.file_bytes(),
+                        name_of(file.type()), sample(file.file_data(), file.file_bytes()));
+    if (!masks_.empty()) text += fmt::format(",{:x}", sample(masks_[i].data(), masks_[i].size()));
   }
   return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
 }

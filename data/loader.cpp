@@ -178,6 +178,9 @@ EvalReader::~EvalReader() = default;
 int64_t EvalReader::instances() const {
   return impl_->count;
 }
+std::string EvalReader::fingerprint() const {
+  return impl_->instances.fingerprint();
+}
 
 bool EvalReader::next(int64_t rows, Batch& batch) {
   const int64_t n = std::min(rows, impl_->count - impl_->done);

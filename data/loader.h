@@ -65,7 +65,8 @@ class DataLoader {
   // Instances of one pass over the data, and tokens in the files.
   int64_t instances() const;
   int64_t tokens() const;
-  // Hash of what the files are (names, sizes) and how they are cut: kept in a checkpoint, compared on resume.
+  // Hash of what the files are (names, sizes, samples of their bytes and their label masks') and how they are cut: kept
+  // in a checkpoint, compared on resume and between ranks.
   std::string fingerprint() const;
 
   // The next step's rows, waiting for the reader when it is behind. The reference is valid until the next call. Never
@@ -86,6 +87,8 @@ class EvalReader {
   EvalReader(const LoaderSettings& settings, int64_t limit);
   ~EvalReader();
   int64_t instances() const;
+  // As DataLoader's.
+  std::string fingerprint() const;
   // Fills `batch` with up to `rows` further rows; false at the end.
   bool next(int64_t rows, Batch& batch);
 

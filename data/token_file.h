@@ -31,6 +31,7 @@ class TokenFile {
   bool states_type() const { return states_type_; }
   int64_t tokens() const { return tokens_; }
   int64_t file_bytes() const { return file_.size(); }
+  const std::byte* file_data() const { return file_.data(); }
 
   // Copies tokens [begin, begin + count) to `out`. Throws UserError with file, token offset, id and vocabulary size for
   // the first id that is not in [0, vocab_size).

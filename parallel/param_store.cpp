@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "kernels/ops.h"
@@ -212,6 +213,7 @@ void ParamStore::begin_step(int64_t micro_batches) {
   micro_batches_ = micro_batches;
   launched_ = 0;
   first_nonfinite_.reset();
+  spoiled_ = -1;
   std::fill(written_.begin(), written_.end(), uint8_t{0});
   std::fill(finals_.begin(), finals_.end(), int64_t{0});
   for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -232,6 +234,9 @@ void ParamStore::gradients_final(int64_t unit, Stream& stream) {
   const size_t u = layout_.position(unit);
   ops::require(finals_[u] < micro_batches_, kWho, "unit {} is final more often than the step has micro-batches ({})",
                unit, micro_batches_);
+  if (spoiled_ >= 0 && (*this)[spoiled_].info.unit == unit) {
+    *(*this)[spoiled_].grad.f32() = std::numeric_limits<float>::quiet_NaN();
+  }
   if (watching_ && !first_nonfinite_) look_for_nonfinite(u, stream);
   if (sharded_units_ != nullptr) reduce_unit(u, stream);
   if (++finals_[u] < micro_batches_ || sharded_units_ != nullptr) return;

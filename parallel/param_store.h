@@ -117,6 +117,8 @@ class ParamStore {
   // to run a step again whose gradient norm was not finite.
   void watch_gradients(bool on) { watching_ = on; }
   const std::optional<NonFinite>& first_nonfinite() const { return first_nonfinite_; }
+  // Test hook: this rank's contributions to a parameter's gradient are NaN until the next begin_step.
+  void spoil_gradient(int64_t index) { spoiled_ = index; }
 
   int64_t bytes() const { return value_arena_.used(); }
   int64_t gradient_bytes() const { return grad_arena_.used(); }
@@ -160,6 +162,7 @@ class ParamStore {
   int64_t micro_batches_ = 0;
   std::vector<Piece> held_, owned_, norm_parts_;
   bool watching_ = false;
+  int64_t spoiled_ = -1;  // parameter
   std::optional<NonFinite> first_nonfinite_;
   Arena value_arena_;
   Arena grad_arena_;

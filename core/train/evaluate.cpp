@@ -1,6 +1,7 @@
 #include "core/train/evaluate.h"
 
 #include <spdlog/spdlog.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cmath>
@@ -23,9 +24,12 @@ LoaderSettings set_settings(const RunConfig& config, const std::vector<std::stri
 
 }  // namespace
 
-void check_sets(const RunConfig& config, const std::optional<Tokenizer>& tokenizer) {
-  for (const auto& [name, files] : config.data.eval)
-    EvalReader(set_settings(config, files, tokenizer), config.eval.rows);
+std::string check_sets(const RunConfig& config, const std::optional<Tokenizer>& tokenizer) {
+  std::string all;
+  for (const auto& [name, files] : config.data.eval) {
+    all += EvalReader(set_settings(config, files, tokenizer), config.eval.rows).fingerprint();
+  }
+  return fmt::format("{:016x}", XXH3_64bits(all.data(), all.size()));
 }
 
 namespace {
@@ -82,13 +86,14 @@ void evaluate_checkpoint(const RunConfig& config, const std::string& checkpoint,
   ProcessGroups groups = launch.groups(config.parallel.pp, config.parallel.ep);
   const Device device = open_device(config, launch);
   std::optional<Tokenizer> tokenizer;
-  std::string path;
+  std::string path, sets;
   std::unique_ptr<TrainStep> step;
   launch.agree([&] {
     tokenizer = open_tokenizer(config);
-    check_sets(config, tokenizer);
+    sets = check_sets(config, tokenizer);
     step = std::make_unique<TrainStep>(config, device, groups, false);
   });
+  check_same_data(launch, "data.eval", sets);
   const CheckpointRanks ranks = checkpoint_ranks(launch);
   launch.together([&] {
     path = choose_checkpoint(

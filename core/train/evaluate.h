@@ -9,9 +9,9 @@
 
 namespace olmo {
 
-// Opens every evaluation set of the config as evaluate_sets will, so that a mistake shows before a run starts. Throws
-// UserError as EvalReader does.
-void check_sets(const RunConfig& config, const std::optional<Tokenizer>& tokenizer);
+// Opens every evaluation set of the config as evaluate_sets will, so that a mistake shows before a run starts. Returns
+// a fingerprint of them all. Throws UserError as EvalReader does.
+std::string check_sets(const RunConfig& config, const std::optional<Tokenizer>& tokenizer);
 
 // Mean CE over the valid labels of each set of the config (data.eval; eval.rows of each at most), by name. Does not
 // touch parameters, moments, gradients or the training data's position.

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/checkpoint/async_save.h"
 #include "core/config/config.h"
 #include "core/train/evaluate.h"
 #include "core/train/metrics.h"
@@ -108,6 +109,8 @@ class Run {
   void evaluate(MetricsLine& line);
   void add_throughput(MetricsLine& line, const StepResult& result, double seconds) const;
   void save();
+  void poll_save();
+  void finish_save();
   std::string summary(TrainEnd end) const;
 
   const RunConfig& config_;
@@ -120,6 +123,7 @@ class Run {
   std::string checkpoint_;  // what the run goes on from, empty = nothing
   std::optional<FolderLock> lock_;
   std::unique_ptr<TrainStep> step_;
+  std::unique_ptr<AsyncSave> saver_;  // null: saving waits for the disk
   std::unique_ptr<DataLoader> loader_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<Progress> progress_;
@@ -135,6 +139,7 @@ class Run {
 
 // Everything that can be wrong with what this rank reads, before any rank does more.
 void Run::open_data() {
+  std::string sets;
   launch_.agree([&] {
     check_layout(config_, groups_.layout);
     tokenizer_ = open_tokenizer(config_);
@@ -142,10 +147,11 @@ void Run::open_data() {
     settings_.rank = groups_.layout.dp_rank();
     settings_.world = groups_.layout.dp;
     loader_ = std::make_unique<DataLoader>(settings_, record_.step + 1, record_.position);
-    check_sets(config_, tokenizer_);
+    sets = check_sets(config_, tokenizer_);
     last_step_ = total_steps(config_, loader_->instances());
   });
-  check_same_data(launch_, loader_->fingerprint());
+  check_same_data(launch_, "data.train", loader_->fingerprint());
+  check_same_data(launch_, "data.eval", sets);
 }
 
 // Rank 0 looks at the folder; `checkpoint_` is what the run goes on from, on every rank.
@@ -153,6 +159,10 @@ void Run::open_folder() {
   launch_.agree([&] {
     if (launch_.rank() == 0) check_folder(config_.run.folder);
   });
+  // Before any rank looks for checkpoints in another folder than rank 0 does.
+  std::error_code ignored;
+  const bool present = std::filesystem::is_directory(config_.run.folder, ignored);
+  if (launch_.broadcast(present ? "present" : "") == "present") check_shared_folder(launch_, config_.run.folder);
   launch_.together([&] {
     checkpoint_ = choose_checkpoint(
         config_.run.folder, config_.checkpoint.resume, [](const std::string& line) { spdlog::warn(line); }, ranks_);
@@ -182,6 +192,7 @@ void Run::start() {
   } else {
     resume(checkpoint_);
   }
+  if (config_.checkpoint.async) saver_ = std::make_unique<AsyncSave>(ranks_, owned_state(*step_));
   peak_flops_ = gemm_peak_of_ranks();
   if (launch_.rank() == 0) {
     write_file(config_.run.folder + "/config.yaml", print_config(config_));
@@ -196,6 +207,7 @@ void Run::start() {
 
 void Run::print_start() const {
   say("{}", startup_table(config_, *step_));
+  if (saver_) say("checkpoint copy       {}\n", human_bytes(AsyncSave::bytes(owned_state(*step_))));
   say("{}", layout_map(groups_.layout, launch_.hosts()));
   say("data                  {} tokens, {} sequences of {}; {} steps of {} tokens{}\n", with_commas(loader_->tokens()),
       with_commas(loader_->instances()), config_.data.sequence_length, with_commas(last_step_),
@@ -206,9 +218,10 @@ void Run::print_start() const {
 
 // All ranks measure at the same time: they share the machine while they train, too.
 double Run::gemm_peak_of_ranks() {
-  double sum = 0;
+  double own = 0, sum = 0;
   launch_.gather("");
-  for (const std::string& peak : launch_.gather(fmt::format("{}", gemm_peak(device_.threads)))) sum += std::stod(peak);
+  launch_.agree([&] { own = gemm_peak(device_.threads); });
+  for (const std::string& peak : launch_.gather(fmt::format("{}", own))) sum += std::stod(peak);
   return sum;
 }
 
@@ -255,12 +268,36 @@ void Run::save() {
   record_.skip_losses = step_->optimizer().skip_rule().losses();
   record_.skip_norms = step_->optimizer().skip_rule().norms();
   step_->params().synchronize_values(step_->stream());
+  finish_save();
   launch_.together([&] {
+    if (saver_) {
+      saver_->start(config_.run.folder, record_.step, owned_state(*step_), record_.to_state(), print_config(config_));
+      return;
+    }
     save_checkpoint(config_.run.folder, record_.step, owned_state(*step_), record_.to_state(), print_config(config_),
                     ranks_);
     prune_checkpoints(config_.run.folder, config_.checkpoint.keep_last, config_.checkpoint.keep_every, ranks_);
   });
   saved_step_ = record_.step;
+}
+
+// Goes on with a checkpoint that is being written while training goes on.
+void Run::poll_save() {
+  if (!saver_) return;
+  launch_.together([&] {
+    if (saver_->poll()) {
+      prune_checkpoints(config_.run.folder, config_.checkpoint.keep_last, config_.checkpoint.keep_every, ranks_);
+    }
+  });
+}
+
+void Run::finish_save() {
+  if (!saver_) return;
+  launch_.together([&] {
+    if (saver_->finish()) {
+      prune_checkpoints(config_.run.folder, config_.checkpoint.keep_last, config_.checkpoint.keep_every, ranks_);
+    }
+  });
 }
 
 void Run::add_throughput(MetricsLine& line, const StepResult& result, double seconds) const {
@@ -307,6 +344,7 @@ void Run::one_step() {
   }
   if (due(config_.eval.every) || record_.step == last_step_) evaluate(line);
   if (!line.empty() && metrics_) metrics_->write(record_.step, line);
+  poll_save();
   if (due(config_.checkpoint.every)) save();
 }
 
@@ -338,6 +376,7 @@ TrainEnd Run::train() {
   }
   progress_->finish_line();
   save();
+  finish_save();
   // A machine that was busy at the start would make the share look too good.
   peak_flops_ = std::max(peak_flops_, gemm_peak_of_ranks());
   const std::string text = summary(end);

@@ -58,16 +58,17 @@ void check_same_run(Launch& launch, const RunConfig& config) {
   });
 }
 
-void check_same_data(Launch& launch, const std::string& fingerprint) {
+void check_same_data(Launch& launch, const std::string& key, const std::string& fingerprint) {
   if (launch.world() == 1) return;
   const std::vector<std::string> all = launch.gather(fingerprint);
   launch.agree([&] {
     const int64_t rank = first_other(all);
     if (rank < 0) return;
     throw UserError(
-        "{} sees other training data (fingerprint {}) than rank 0 on {} ({}); data.train must name the same "
-        "files on every host",
-        name_of_rank(launch, rank), all[static_cast<size_t>(rank)], launch.hosts()[0], all[0]);
+        "{} sees other data than rank 0 on {}: the fingerprint of {} is {} there and {} here; the files must be the "
+        "same "
+        "on every host",
+        name_of_rank(launch, rank), launch.hosts()[0], key, all[static_cast<size_t>(rank)], all[0]);
   });
 }
 
@@ -75,7 +76,7 @@ void check_shared_folder(Launch& launch, const std::string& folder) {
   if (launch.world() == 1) return;
   const std::string nonce =
       launch.broadcast(fmt::format("{}-{}", std::chrono::system_clock::now().time_since_epoch().count(), getpid()));
-  const std::string path = folder + "/.nonce";
+  const std::string path = folder + "/.nonce-" + nonce;
   launch.agree([&] {
     if (launch.rank() != 0) return;
     std::ofstream file(path, std::ios::trunc);
@@ -85,13 +86,14 @@ void check_shared_folder(Launch& launch, const std::string& folder) {
   });
   std::string seen;
   std::getline(std::ifstream(path), seen);
+  launch.gather("");  // every rank has looked
+  if (launch.rank() == 0) std::filesystem::remove(path);
   launch.agree([&] {
     if (seen == nonce) return;
     throw UserError(
         "run.folder {} on {} is not the folder that rank 0 on {} sees; put it on storage that all hosts share", folder,
         launch.host(), launch.hosts()[0]);
   });
-  if (launch.rank() == 0) std::filesystem::remove(path);
 }
 
 CheckpointRanks checkpoint_ranks(Launch& launch) {

@@ -13,8 +13,8 @@ namespace olmo {
 // have the same config. Collective, like all of these.
 void check_same_run(Launch& launch, const RunConfig& config);
 
-// The same for the training data, by the loader's fingerprint.
-void check_same_data(Launch& launch, const std::string& fingerprint);
+// The same for the data that a key of the config names, by a fingerprint of it.
+void check_same_data(Launch& launch, const std::string& key, const std::string& fingerprint);
 
 // The same unless every rank sees the folder that rank 0 sees: rank 0 leaves a file with a number in it there for a
 // moment.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <numeric>
@@ -34,7 +35,7 @@ StoreSettings store_settings(const ParallelConfig& c) {
   StoreSettings s;
   s.fsdp = c.strategy == "fsdp";
   s.shard_optimizer = c.shard_optimizer;
-  s.bucket_bytes = c.bucket_mib << 20;
+  s.bucket_bytes = static_cast<int64_t>(c.bucket_mib * (1 << 20));
   return s;
 }
 
@@ -311,6 +312,17 @@ void TrainStep::read_drops() {
   }
 }
 
+// Test hook: OLMOTRAIN_TEST_NAN_GRADIENT=STEP:RANK:PARAMETER makes that gradient of that rank NaN.
+void TrainStep::spoil_gradient(int64_t step) {
+  const char* wanted = std::getenv("OLMOTRAIN_TEST_NAN_GRADIENT");
+  if (wanted == nullptr) return;
+  const std::vector<Param>& table = params_->params();
+  for (size_t i = 0; i < table.size(); ++i) {
+    if (fmt::format("{}:{}:{}", step, groups_.world->rank(), table[i].info.name) != wanted) continue;
+    params_->spoil_gradient(static_cast<int64_t>(i));
+  }
+}
+
 const StepResult& TrainStep::forward_backward(const Batch& batch) {
   result_.step = batch.step;
   result_.tokens = batch.rows * batch.sequence_length * groups_.dp->size();
@@ -329,6 +341,7 @@ const StepResult& TrainStep::forward_backward(const Batch& batch) {
     micro_batches_.push_back(micro_batch(batch, row, rows, divisor));
   }
   params_->begin_step(static_cast<int64_t>(micro_batches_.size()));
+  if (stream_.computes()) spoil_gradient(batch.step);
   zero_sums();
   pipeline_->run(micro_batches_, config_.optim.z_loss, sums_);
   params_->finish_gradients(stream_);

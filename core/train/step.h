@@ -101,6 +101,7 @@ class TrainStep {
   void add_up_sums();
   void read_sums(double divisor);
   void read_drops();
+  void spoil_gradient(int64_t step);
   std::pair<int64_t, std::string> find_nonfinite(const Batch& batch);
   void report_nonfinite(const Batch& batch);
 
