@@ -131,6 +131,26 @@ TEST_CASE("units that nobody touched are reduced as zeros at the end") {
   }
 }
 
+TEST_CASE("under fsdp a unit that nobody touched has no gradient of the step before") {
+  StoreSettings settings;
+  settings.fsdp = true;
+  Recorded r(3, settings);
+  for (bool touch : {true, false}) {
+    r.store.begin_step(1);
+    for (int64_t unit : {2, 1, 0}) {
+      if (unit == 1 && !touch) continue;
+      r.store.acquire(unit, Phase::backward, r.stream);
+      r.contribute(unit, 1);
+      r.store.gradients_final(unit, r.stream);
+      r.store.release(unit, Phase::backward, r.stream);
+    }
+    r.store.finish_gradients(r.stream);
+    // The recorder moves nothing: what a sum would have overwritten is put there by hand.
+    if (touch) r.store.owned_runs(1)[0].grad.f32()[0] = 3;
+  }
+  CHECK(r.store.owned_runs(1)[0].grad.f32()[0] == 0);
+}
+
 TEST_CASE("updated values are gathered in forward order, and each unit waits for its own only") {
   Recorded r(3, every_unit_a_bucket());
   r.dense.base = r.store[0].value.f32();
