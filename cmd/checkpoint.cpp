@@ -13,7 +13,9 @@
 #include "core/checkpoint/folder.h"
 #include "core/checkpoint/manifest.h"
 #include "core/checkpoint/strict_json.h"
+#include "core/config/config.h"
 #include "core/train/progress.h"
+#include "core/train/session.h"
 #include "kernels/error.h"
 
 namespace olmo {
@@ -24,6 +26,7 @@ using nlohmann::ordered_json;
 
 struct Options {
   std::string path;
+  std::vector<std::string> layout;  // key=value: ranks, and keys of the section `parallel`
   bool json = false;
 };
 
@@ -107,7 +110,83 @@ std::string newest_at(const std::string& given) {
   return complete.back().path;
 }
 
-void print_inspect_json(const std::string& path, const Manifest& manifest, const TrainerState& state) {
+// What one rank of a layout would want of a checkpoint, and read for that.
+struct RankRead {
+  Layout layout;
+  ReadShare share;
+  std::vector<StateTensor> wanted;
+};
+
+// The ranks of the layout that the options give; keys of `parallel` that are not given have their defaults.
+std::vector<RankRead> rank_reads(const std::string& path, const std::vector<std::string>& given) {
+  int64_t ranks = 0;
+  std::vector<std::string> overrides;
+  for (const std::string& pair : given) {
+    if (pair.rfind("ranks=", 0) != 0) {
+      overrides.push_back("parallel." + pair);
+      continue;
+    }
+    size_t end = 0;
+    const std::string number = pair.substr(6);
+    if (number.size() < 8 && !number.empty() && number[0] != '-' && number[0] != '+')
+      ranks = std::stoll("0" + number, &end);
+    if (ranks < 1 || end != number.size() + 1) {
+      throw UserError("--layout ranks is '{}'; allowed: an integer from 1 to 9999999", number);
+    }
+  }
+  if (ranks == 0) throw UserError("--layout names no number of ranks; give it, as in `--layout ranks=8,pp=2,ep=2`");
+  RunConfig config = parse_config(checkpoint_config(path), path + "/" + kConfigName, {});
+  config.parallel = {};
+  config = parse_config(print_config(config), path + "/" + kConfigName, overrides);
+  std::vector<RankRead> reads;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const Layout layout = Layout::make(ranks, rank, config.parallel.pp, config.parallel.ep);
+    ProcessGroups groups = ProcessGroups::counting(layout);
+    const std::unique_ptr<TrainStep> step = TrainStep::without_memory(config, groups);
+    const std::vector<StateTensor> wanted = wanted_state(*step);
+    reads.push_back({layout, read_share(path, wanted), wanted});
+  }
+  return reads;
+}
+
+ordered_json reads_json(const std::vector<RankRead>& reads) {
+  ordered_json rows = ordered_json::array();
+  for (const RankRead& r : reads) {
+    ordered_json slices = ordered_json::object();
+    for (const StateTensor& state : r.wanted) {
+      for (const StateSlice& slice : state.slices) {
+        slices[state.name].push_back({slice.begin, slice.begin + slice.tensor.elements()});
+      }
+    }
+    rows.push_back({{"rank", r.layout.rank},
+                    {"pp", r.layout.pp_rank()},
+                    {"dp", r.layout.dp_rank()},
+                    {"ep_dp", r.layout.ep_dp_rank()},
+                    {"ep", r.layout.ep_rank()},
+                    {"tensors", r.share.tensors},
+                    {"bytes", r.share.bytes},
+                    {"read", r.share.read},
+                    {"slices", slices}});
+  }
+  return rows;
+}
+
+void print_reads(const std::vector<RankRead>& reads) {
+  int64_t bytes = 0, read = 0;
+  fmt::print("\n{:>6} {:>4} {:>5} {:>6} {:>4} {:>8} {:>11} {:>11}\n", "rank", "pp", "dp", "ep_dp", "ep", "tensors",
+             "wants", "reads");
+  for (const RankRead& r : reads) {
+    fmt::print("{:>6} {:>4} {:>5} {:>6} {:>4} {:>8} {:>11} {:>11}\n", r.layout.rank, r.layout.pp_rank(),
+               r.layout.dp_rank(), r.layout.ep_dp_rank(), r.layout.ep_rank(), r.share.tensors,
+               human_bytes(r.share.bytes), human_bytes(r.share.read));
+    bytes += r.share.bytes;
+    read += r.share.read;
+  }
+  fmt::print("{:>38} {:>11} {:>11}\n", "all ranks", human_bytes(bytes), human_bytes(read));
+}
+
+void print_inspect_json(const std::string& path, const Manifest& manifest, const TrainerState& state,
+                        const std::vector<RankRead>& reads) {
   ordered_json out{
       {"path", path}, {"step", manifest.step}, {"saved", saved_text(path)}, {"bytes", total_bytes(manifest)}};
   for (const auto& [name, file] : manifest.files) out["files"][name] = file.bytes;
@@ -118,6 +197,7 @@ void print_inspect_json(const std::string& path, const Manifest& manifest, const
     out["tensors"][name] = {
         {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"bytes", tensor.bytes}, {"file", tensor.file}};
   }
+  if (!reads.empty()) out["ranks"] = reads_json(reads);
   fmt::print("{}\n", out.dump(1));
 }
 
@@ -125,7 +205,9 @@ void run_inspect(const Options& options) {
   const std::string path = newest_at(options.path);
   const Manifest manifest = read_manifest(path);
   const TrainerState state = checkpoint_state(path);
-  if (options.json) return print_inspect_json(path, manifest, state);
+  std::vector<RankRead> reads;
+  if (!options.layout.empty()) reads = rank_reads(path, options.layout);
+  if (options.json) return print_inspect_json(path, manifest, state, reads);
   fmt::print("{}: step {}, saved {}, {}, {} tensors\n\n", path, manifest.step, saved_text(path),
              human_bytes(total_bytes(manifest)), manifest.tensors.size());
   fmt::print("{:>10}  file\n", "size");
@@ -143,6 +225,7 @@ void run_inspect(const Options& options) {
     fmt::print("{:<{}}  {:<7}  {:>10}  {:<20}  {}\n", printable(name), width, tensor.dtype, human_bytes(tensor.bytes),
                shape_text(tensor.shape), tensor.file);
   }
+  if (!reads.empty()) print_reads(reads);
 }
 
 void run_verify(const Options& options) {
@@ -165,13 +248,15 @@ void run_verify(const Options& options) {
   if (faults > 0) throw RunError("{} of {} checkpoints are not good; the first: {}", faults, found.size(), first_fault);
 }
 
-void add(CLI::App& parent, const char* name, const char* help, const char* path_help, bool json,
-         void (*run)(const Options&)) {
+// Gives the command and its options, for more of them.
+std::pair<CLI::App*, std::shared_ptr<Options>> add(CLI::App& parent, const char* name, const char* help,
+                                                   const char* path_help, bool json, void (*run)(const Options&)) {
   auto options = std::make_shared<Options>();
   CLI::App* command = parent.add_subcommand(name, help);
   command->add_option("path", options->path, path_help)->required();
   if (json) command->add_flag("--json", options->json, "Print JSON");
   command->callback([options, run] { run(*options); });
+  return {command, options};
 }
 
 }  // namespace
@@ -180,14 +265,20 @@ void add_checkpoint_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("checkpoint", "List, inspect and verify checkpoints");
   command->require_subcommand(1);
   add(*command, "list", "The checkpoints of a run folder, complete or not", "Run folder", true, run_list);
-  add(*command, "inspect", "Files, trainer state and tensors of a checkpoint",
-      "Checkpoint folder, or run folder (its newest complete checkpoint)", true, run_inspect);
+  const auto [inspect, options] =
+      add(*command, "inspect", "Files, trainer state and tensors of a checkpoint",
+          "Checkpoint folder, or run folder (its newest complete checkpoint)", true, run_inspect);
+  inspect
+      ->add_option("--layout", options->layout,
+                   "Also what each rank of a layout would read: ranks=N and keys of the section parallel, with commas")
+      ->delimiter(',');
   add(*command, "verify", "Read every byte and compare all hashes; exit status 1 when something is wrong",
       "Checkpoint folder, or run folder (all of its checkpoints)", false, run_verify);
   command->footer(
       "Examples:\n"
       "  olmotrain checkpoint list runs/smoke\n"
       "  olmotrain checkpoint inspect runs/smoke/step000100 --json\n"
+      "  olmotrain checkpoint inspect runs/smoke --layout ranks=8,pp=2,ep=2\n"
       "  olmotrain checkpoint verify runs/smoke");
 }
 

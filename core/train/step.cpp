@@ -222,6 +222,10 @@ TrainStep::Memory TrainStep::fit(const RunConfig& config, const Device& device, 
   return memory;
 }
 
+std::unique_ptr<TrainStep> TrainStep::without_memory(const RunConfig& config, ProcessGroups& groups) {
+  return std::unique_ptr<TrainStep>(new TrainStep(config, Device::meta_for(Device::cpu(1)), groups, true, Memory{}));
+}
+
 MemoryPlan TrainStep::plan(const RunConfig& config, const Device& device, const Layout& layout, bool with_optimizer) {
   ProcessGroups groups = ProcessGroups::counting(layout);
   const Memory memory = plan_arenas(config, device, layout, with_optimizer);

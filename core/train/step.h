@@ -73,6 +73,8 @@ class TrainStep {
   Arena& workspace() { return workspace_; }
   const MemoryPlan& memory() const { return memory_; }
 
+  // A step that knows what the groups' rank has, without memory: nothing can be run with it.
+  static std::unique_ptr<TrainStep> without_memory(const RunConfig& config, ProcessGroups& groups);
   // The memory of one rank of a run without allocating it.
   static MemoryPlan plan(const RunConfig& config, const Device& device, const Layout& layout, bool with_optimizer);
 

@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/config/config.h"
 #include "tests/catch.h"
 #include "tests/checkpoint/fixture.h"
 #include "tests/cli/run_program.h"
+#include "tests/train/fixture.h"
 
 using namespace olmo;
 namespace fs = std::filesystem;
@@ -77,6 +79,49 @@ TEST_CASE("checkpoint inspect shows files, trainer state and tensors") {
   CHECK(broken.exit_code == 1);
   CHECK(is_one_line(broken.err));
   CHECK(checkpoint("inspect", run.folder.file("missing")).exit_code == 2);
+}
+
+TEST_CASE("checkpoint inspect shows what each rank of a layout would read") {
+  const test::TemporaryFolder folder;
+  const std::string run = folder.file("run");
+  RunConfig config = test::small_config();
+  config.parallel.ep = 8;  // of the run that saved it: it says nothing about the next
+  test::Trainer trainer(test::small_config());
+  save_checkpoint(run, 1, owned_state(trainer.step), {}, print_config(config));
+  const auto inspect = [&](const std::string& layout, bool json = false) {
+    std::vector<std::string> words{"checkpoint", "inspect", run, "--layout", layout};
+    if (json) words.push_back("--json");
+    return test::run_program(words);
+  };
+  const auto ranks = [&](const std::string& layout) {
+    return nlohmann::json::parse(inspect(layout, true).out)["ranks"];
+  };
+  int64_t all = 0;
+  for (const StateTensor& state : owned_state(trainer.step)) all += state.bytes();
+  const auto one = ranks("ranks=1");
+  REQUIRE(one.size() == 1);
+  CHECK(one[0]["bytes"].get<int64_t>() == all);
+  CHECK(one[0]["read"].get<int64_t>() == all);
+  const auto stages = ranks("ranks=2,pp=2,ep=1");
+  REQUIRE(stages.size() == 2);
+  CHECK(stages[0]["bytes"].get<int64_t>() + stages[1]["bytes"].get<int64_t>() == all);
+  CHECK(stages[1]["pp"].get<int>() == 1);
+  CHECK(stages[0]["slices"].contains("embeddings.weight"));
+  CHECK_FALSE(stages[1]["slices"].contains("embeddings.weight"));
+  const auto experts = ranks("ranks=4,ep=4");
+  const auto slice = experts[3]["slices"]["blocks.1.routed_experts.w_down"][0];
+  CHECK(slice[0].get<int>() == 6 * 16 * 32);
+  CHECK(slice[1].get<int>() == 8 * 16 * 32);
+  CHECK(has(inspect("ranks=4,pp=2,ep=2").out, "all ranks"));
+  for (const auto& [layout, part] :
+       {std::pair{"pp=2", "ranks=8"}, std::pair{"ranks=x", "'x'"}, std::pair{"ranks=3,pp=2", "3 ranks"},
+        std::pair{"ranks=2,what=1", "parallel.what"}}) {
+    CAPTURE(layout);
+    const Outcome refused = inspect(layout);
+    CHECK(refused.exit_code == 2);
+    CHECK(is_one_line(refused.err));
+    CHECK(has(refused.err, part));
+  }
 }
 
 TEST_CASE("checkpoint verify reads every byte") {

@@ -1,8 +1,10 @@
 // Checkpoints of real ranks: in parallel, as one rank's, with failures of one rank, while other work goes on.
 #include "core/checkpoint/async_save.h"
 #include "core/checkpoint/folder.h"
+#include "core/train/ranks.h"
 #include "tests/checkpoint/spread.h"
 #include "tests/ranks/ranks.h"
+#include "tests/ranks/shared_folder.h"
 
 using namespace olmo;
 using namespace olmo::test;
@@ -10,27 +12,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A folder that rank 0 makes and removes and every rank sees.
-class SharedFolder {
- public:
-  SharedFolder() {
-    if (Launch::get().rank() == 0) own_ = std::make_unique<RunFolder>();
-    path_ = Launch::get().broadcast(own_ ? own_->path() : "");
-  }
-  ~SharedFolder() { Launch::get().gather(""); }
-  SharedFolder(const SharedFolder&) = delete;
-  SharedFolder& operator=(const SharedFolder&) = delete;
-  const std::string& path() const { return path_; }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::unique_ptr<RunFolder> own_;
-  std::string path_;
-};
-
 CheckpointRanks all_ranks() {
-  Launch& launch = Launch::get();
-  return {launch.rank(), launch.world(), [&launch](const std::string& text) { return launch.gather(text); }};
+  return checkpoint_ranks(Launch::get());
 }
 
 std::vector<StateTensor> own_part(const TestState& state, unsigned seed) {
@@ -97,7 +80,7 @@ TEST_CASE("what is saved while training goes on is the state at the start") {
   for (const StateTensor& t : part) {
     for (const StateSlice& s : t.slices) std::memset(s.tensor.data, 0xFF, static_cast<size_t>(s.tensor.bytes()));
   }
-  Ranks training;
+  test::Ranks training;
   std::vector<float> values(1000, 1);
   int polls = 0;
   for (; !save.poll(); ++polls) {
