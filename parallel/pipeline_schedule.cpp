@@ -100,12 +100,15 @@ void check_sizes(PipelineKind kind, int64_t ranks, int64_t chunks, int64_t micro
 
 }  // namespace
 
+int64_t rank_of_stage(PipelineKind kind, int64_t ranks, int64_t stage) {
+  return kind == PipelineKind::v && stage >= ranks ? 2 * ranks - 1 - stage : stage % ranks;
+}
+
 PipelineSchedule pipeline_schedule(PipelineKind kind, int64_t ranks, int64_t chunks, int64_t micro_batches) {
   check_sizes(kind, ranks, chunks, micro_batches);
   PipelineSchedule schedule{kind, ranks, ranks * chunks, micro_batches, {}, {}};
   for (int64_t stage = 0; stage < schedule.stages; ++stage) {
-    const bool turned = kind == PipelineKind::v && stage >= ranks;
-    schedule.rank_of_stage.push_back(turned ? schedule.stages - 1 - stage : stage % ranks);
+    schedule.rank_of_stage.push_back(rank_of_stage(kind, ranks, stage));
   }
   switch (kind) {
     case PipelineKind::one_f_one_b:

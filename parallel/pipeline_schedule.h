@@ -29,6 +29,9 @@ struct PipelineSchedule {
   std::vector<std::vector<PipelineAction>> actions;  // by rank, in order
 };
 
+// The pipeline rank that has a stage: s mod ranks, or V-wise for the kind v.
+int64_t rank_of_stage(PipelineKind kind, int64_t ranks, int64_t stage);
+
 // The schedule of `ranks` pipeline ranks, `chunks` stages each, over `micro_batches`.
 // one_f_one_b (Narayanan et al. 2019, PipeDream-Flush): chunks = 1. interleaved (Narayanan et al. 2021, with
 // OLMo-core's rounds): chunks >= 2; micro-batches go in max(1, micro_batches / ranks) rounds (rounded down) of equal

@@ -37,11 +37,6 @@ std::vector<double> layer_costs(const RunConfig& config) {
   return costs;
 }
 
-int64_t rank_of_stage(PipelineKind kind, int64_t ranks, int64_t stage) {
-  if (kind == PipelineKind::v && stage >= ranks) return 2 * ranks - 1 - stage;
-  return stage % ranks;
-}
-
 }  // namespace
 
 ModelPart model_part(const RunConfig& config, const Layout& layout) {
