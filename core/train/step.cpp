@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
@@ -145,7 +146,10 @@ TrainStep::TrainStep(const RunConfig& config, const Device& device, ProcessGroup
   list_memory(memory.planned);
 }
 
-TrainStep::~TrainStep() = default;
+// Values may still be on their way from other ranks. After an error nobody waits: agree() has ended what was in flight.
+TrainStep::~TrainStep() {
+  if (std::uncaught_exceptions() == 0) params_->synchronize_values(stream_);
+}
 
 void TrainStep::list_memory(const Capacity& planned) {
   memory_ = {{"parameters", params_->bytes()}};
