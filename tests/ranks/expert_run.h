@@ -78,13 +78,14 @@ inline std::vector<int32_t> ints(const Tensor& t) {
 // A block with its weights. Without a group it has all experts.
 class BlockRun {
  public:
-  BlockRun(const ModelConfig& config, Stream& stream, Communicator* group = nullptr, ExchangeSettings settings = {})
+  BlockRun(const ModelConfig& config, Stream& stream, Communicator* group = nullptr, ExchangeSettings settings = {},
+           int64_t arena_bytes = int64_t{32} << 20)
       : config_(config),
         stream_(stream),
         part_(part_of(config, group)),
-        store_(store_table(config, part_), Device::cpu(1), true),
-        arena_("test", DeviceKind::cpu, int64_t{48} << 20),
-        sums_arena_("sums", DeviceKind::cpu, int64_t{1} << 16) {
+        store_(store_table(config, part_), stream.device(), true),
+        arena_("test", stream.device().kind, arena_bytes),
+        sums_arena_("sums", stream.device().kind, int64_t{1} << 16) {
     settings.experts = config.moe.experts;
     settings.top_k = config.moe.top_k;
     if (group != nullptr) exchange_ = std::make_unique<ExpertExchange>(*group, settings);
@@ -101,11 +102,11 @@ class BlockRun {
   Tensor weight(const std::string& name) { return store_[store_.find("blocks.0." + name)].value; }
   int64_t first_expert() const { return part_.first_expert; }
 
-  MicroBatch micro_batch(Text& text) const {
+  MicroBatch micro_batch(const Text& text) const {
     MicroBatch mb;
     mb.rows = text.rows;
     mb.sequence_length = kLength;
-    mb.positions = view(text.positions);
+    mb.positions = Tensor(const_cast<int32_t*>(text.positions.data()), DType::i32, {text.rows * kLength});
     mb.random.row_tokens = mb.random.row_step = kLength;
     mb.inv_divisor = 1.0 / 50;
     return mb;
@@ -117,7 +118,7 @@ class BlockRun {
     const MicroBatch mb = micro_batch(text);
     for (const Tensor* t : {&sums_.aux, &sums_.expert_load, &sums_.drops, &sums_.most_rows}) ops::zero({*t}, stream_);
     store_.begin_step(1);
-    Arena::Scope scope(arena_);
+    const Arena::Scope scope(arena_);
     ChunkState state;
     state.x = view(text.x).reshape({mb.tokens(), config_.d_model});
     model_->forward(chunk(), mb, train ? sums_ : StepSums(), state, arena_, stream_);
@@ -151,8 +152,21 @@ class BlockRun {
     out.aux = {sums_.aux.f64(), sums_.aux.f64() + sums_.aux.elements()};
   }
 
+  // Bytes that pass() of so many rows takes from the arena, on a stream of the meta device.
+  int64_t plan(const Text& text) {
+    MicroBatch mb = micro_batch(text);
+    mb.positions.device = DeviceKind::meta;
+    store_.begin_step(1);
+    ChunkState state;
+    state.x = Tensor(arena_.allocate_bytes(1), DType::f32, {mb.tokens(), config_.d_model}, DeviceKind::meta);
+    const Tensor grad = state.x;
+    model_->forward(chunk(), mb, sums_, state, arena_, stream_);
+    model_->backward(chunk(), mb, 0, sums_, state, grad, arena_, stream_);
+    return arena_.high_water();
+  }
+
   void poison() {
-    Arena::Scope scope(arena_);
+    const Arena::Scope scope(arena_);
     const int64_t bytes = arena_.capacity() / 2;
     std::memset(arena_.allocate_bytes(bytes), 0xFF, static_cast<size_t>(bytes));
   }

@@ -278,3 +278,34 @@ TEST_CASE("evaluation drops nothing on either path, with any number of tokens on
     }
   }
 }
+
+TEST_CASE("memory planned for the worst routing holds it, on the rank that gets everything") {
+  for (int64_t degree : degrees()) {
+    Ranks ranks(1, degree, kScratch);
+    for (int64_t top_k : {1, 2, 8}) {
+      for (ExpertPath path : {ExpertPath::sync, ExpertPath::rowwise}) {
+        for (int64_t waves : {1, 2}) {
+          CAPTURE(degree, top_k, static_cast<int>(path), waves);
+          ModelConfig m = block_config();
+          m.moe.top_k = top_k;
+          const ExchangeSettings settings = exchange(path, waves);
+          Text text = text_of(ranks, m, false);
+          const auto planned = [&](bool worst_case) {
+            Device device = Device::meta_for(Device::cpu(1));
+            device.worst_case = worst_case;
+            Stream stream(device, 0);
+            CountingCommunicator group("ep", degree, ranks.groups.ep->rank());
+            return BlockRun(m, stream, &group, settings).plan(text);
+          };
+          const int64_t bytes = planned(true);
+          if (path == ExpertPath::rowwise) CHECK(bytes == planned(false));
+          if (path == ExpertPath::sync && top_k <= 8 / degree) CHECK(bytes > planned(false));
+          BlockRun run(m, ranks.stream, ranks.groups.ep.get(), settings, bytes);
+          run.pass(text);
+          level_router(run, ranks.stream);
+          run.pass(text);
+        }
+      }
+    }
+  }
+}
