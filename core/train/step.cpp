@@ -334,14 +334,18 @@ void TrainStep::spoil_gradient(int64_t step) {
 const StepResult& TrainStep::forward_backward(const Batch& batch) {
   result_.step = batch.step;
   result_.tokens = batch.rows * batch.sequence_length * groups_.dp->size();
-  result_.filtered_rows = batch.filtered_rows;
 
   // One divisor for the step, on all ranks: gradients are then sums over ranks and micro-batches.
-  double divisor = static_cast<double>(batch.valid_labels);
-  if (stream_.computes()) seen_.f64()[0] = divisor;
+  double divisor = 1;
+  if (stream_.computes()) {
+    seen_.f64()[0] = static_cast<double>(batch.valid_labels);
+    seen_.f64()[1] = static_cast<double>(batch.filtered_rows);
+  }
   stream_.wait(groups_.dp->all_reduce(seen_, ReduceOp::sum, stream_));
-  if (stream_.computes()) divisor = seen_.f64()[0];
-  divisor = std::max(1.0, divisor);
+  if (stream_.computes()) {
+    divisor = std::max(1.0, seen_.f64()[0]);
+    result_.filtered_rows = std::llround(seen_.f64()[1]);
+  }
 
   micro_batches_.clear();
   for (int64_t row = 0; row < batch.rows; row += config_.batch.micro_rows) {

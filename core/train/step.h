@@ -120,7 +120,7 @@ class TrainStep {
   std::vector<MicroBatch> micro_batches_;
   StepSums sums_;
   Tensor reals_, integers_;  // all of sums_ but most_rows, to be added over the ranks at once
-  Tensor seen_;              // f64 [2], summed over ranks: labels, and in evaluation their losses
+  Tensor seen_;              // f64 [2], summed over ranks: labels, and masked rows or, in evaluation, losses
   StepResult result_;
   MemoryPlan memory_;
   int64_t planned_activations_ = 0, told_activations_ = 0;
