@@ -175,6 +175,7 @@ void Run::open_folder() {
 
 void Run::start() {
   check_same_run(launch_, config_);
+  launch_.watch(config_.run.timeout);
   open_folder();
   open_data();
   first_step_ = record_.step + 1;
@@ -202,7 +203,6 @@ void Run::start() {
       std::make_unique<Progress>(first_step_, last_step_, flops_per_token(config_.model, config_.data.sequence_length),
                                  peak_flops_, launch_.world() > 1);
   print_start();
-  launch_.watch(config_.run.timeout);
 }
 
 void Run::print_start() const {
