@@ -2,6 +2,8 @@
 // everything after it. Runs on any layout, and on one rank as the reference of it.
 #pragma once
 
+#include <spdlog/fmt/fmt.h>
+
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -43,7 +45,7 @@ inline std::vector<ParamShape> made_up_table(int64_t part, int64_t parts) {
   };
   add("embeddings", 0, {301, 17}, false);
   for (int64_t unit = 1; unit + 1 < kUnits; ++unit) {
-    const std::string prefix = "block" + std::to_string(unit) + ".";
+    const std::string prefix = fmt::format("block{}.", unit);
     add(prefix + "norm", unit, {17}, false);
     // The first one is too large for one message of a small reduction.
     add(prefix + "attention", unit, {unit == 1 ? 2500 : 51, 17});

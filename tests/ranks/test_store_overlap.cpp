@@ -1,4 +1,6 @@
 // Communication of the parameter store happens while units compute, and a step of it allocates nothing.
+#include <spdlog/fmt/fmt.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -42,7 +44,7 @@ struct Waits : CostSink {
 std::vector<ParamShape> layers() {
   std::vector<ParamShape> table;
   for (int64_t unit = 0; unit < kLayers; ++unit) {
-    table.push_back({"w" + std::to_string(unit), {512}, unit, ReduceGroup::dense, true, {512}, 0});
+    table.push_back({fmt::format("w{}", unit), {512}, unit, ReduceGroup::dense, true, {512}, 0});
   }
   return table;
 }
@@ -110,7 +112,7 @@ TEST_CASE("most of what every operation is delayed by is hidden behind the units
     const double operations = static_cast<double>(ranks.groups.dp->traffic().messages - messages) /
                               static_cast<double>(ranks.launch.world() - 1);
     std::string table;
-    for (const auto& [name, seconds] : waits.seconds) table += name + " " + std::to_string(seconds) + " s; ";
+    for (const auto& [name, seconds] : waits.seconds) table += fmt::format("{} {:.4f} s; ", name, seconds);
     CAPTURE(operations, waits.total, table);
     CHECK(operations >= 2 * kLayers);
     CHECK(waits.total < 0.3 * kDelay * operations);

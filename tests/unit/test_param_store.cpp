@@ -1,4 +1,6 @@
 // When the parameter store communicates: what it starts, when, in which order, and when it waits.
+#include <spdlog/fmt/fmt.h>
+
 #include <cstring>
 #include <limits>
 #include <stdexcept>
@@ -35,10 +37,10 @@ class Recorder : public Communicator {
 
  protected:
   Pending start(const char* op, const Tensor& x) {
-    std::string what = std::string(op) + " " + name();
-    if (base != nullptr) what += " " + std::to_string(x.f32() - base);
+    std::string what = fmt::format("{} {}", op, name());
+    if (base != nullptr) what = fmt::format("{} {}", what, x.f32() - base);
     log_.push_back(what);
-    return Pending([this, what] { log_.push_back("wait " + what); }, "wait");
+    return Pending([this, what] { log_.push_back(fmt::format("wait {}", what)); }, "wait");
   }
   Pending start_all_reduce(const Tensor& x, ReduceOp, Stream&) override { return start("reduce", x); }
   Pending start_reduce_scatter(const Tensor& x, const Tensor&, Stream&) override { return start("scatter", x); }
@@ -205,23 +207,23 @@ TEST_CASE("fsdp gathers the next unit while one computes, and reduces every micr
   for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
     CAPTURE(micro_batch);
     const Log first = use(0, Phase::forward);
-    if (micro_batch == 0) CHECK(first == Log{gather, gather, "wait " + gather});
+    if (micro_batch == 0) CHECK(first == Log{gather, gather, "wait gather dp"});
     if (micro_batch == 1) CHECK(first.empty());  // both are there already
-    CHECK(use(1, Phase::forward) == Log{gather, "wait " + gather});
-    CHECK(use(2, Phase::forward) == Log{gather, "wait " + gather});
+    CHECK(use(1, Phase::forward) == Log{gather, "wait gather dp"});
+    CHECK(use(2, Phase::forward) == Log{gather, "wait gather dp"});
     // The third unit whose gradients are open waits for the first one's reduction.
-    if (micro_batch == 0) CHECK(use(3, Phase::backward) == Log{gather, "wait " + gather, scatter});
+    if (micro_batch == 0) CHECK(use(3, Phase::backward) == Log{gather, "wait gather dp", scatter});
     if (micro_batch == 1) CHECK(use(3, Phase::backward).size() == 5);
     CHECK(use(2, Phase::backward).size() == (micro_batch == 0 ? 3 : 4));
-    CHECK(use(1, Phase::backward) == Log{"wait " + gather, "wait " + scatter, scatter});
+    CHECK(use(1, Phase::backward) == Log{"wait gather dp", "wait scatter dp", scatter});
     if (micro_batch == 0) CHECK(use(0, Phase::backward) == Log{gather, scatter});
     if (micro_batch == 1) CHECK(use(0, Phase::backward) == Log{scatter});
   }
   r.store.finish_gradients(r.stream);
-  CHECK(r.take() == Log{"wait " + scatter, "wait " + scatter, "wait " + scatter});
+  CHECK(r.take() == Log{"wait scatter dp", "wait scatter dp", "wait scatter dp"});
   r.store.values_updated(r.stream);
   CHECK(r.take() == Log{gather, gather});
-  CHECK(use(0, Phase::forward) == Log{"wait " + gather});
+  CHECK(use(0, Phase::forward) == Log{"wait gather dp"});
 }
 
 TEST_CASE("under fsdp a unit's tensors exist while it is held; the first unit's stay for a tied head") {

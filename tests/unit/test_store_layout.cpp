@@ -1,4 +1,6 @@
 // How parameters are laid out in buckets and shards, what each rank owns, and how many bytes a step moves.
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 #include <memory>
 
@@ -26,7 +28,7 @@ std::vector<ParamShape> small_table() {
   }
   table.push_back(shape("head_norm", 4, {7}));
   table.push_back(shape("head", 4, {50, 7}));
-  for (size_t i = 0; i < table.size(); ++i) table[i].name += "." + std::to_string(i);
+  for (size_t i = 0; i < table.size(); ++i) table[i].name = fmt::format("{}.{}", table[i].name, i);
   return table;
 }
 
