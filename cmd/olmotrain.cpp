@@ -15,6 +15,7 @@
 #include "core/config/nearest.h"
 #include "kernels/error.h"
 #include "parallel/launch.h"
+#include "parallel/launcher.h"
 
 namespace olmo {
 namespace {
@@ -119,6 +120,15 @@ void on_bus_error(int) {
   _exit(kFailure);
 }
 
+// A command line that cannot be read, told by one rank where there are several. If the others' can, the first thing
+// that they do together is to agree on the config.
+int refuse_command_line(const std::string& text) {
+  const Launcher launcher = find_launcher();
+  if (launcher.connects && launcher.world > 1) Launch::get().agree([&] { throw UserError(text); });
+  print_error(text);
+  return kUserError;
+}
+
 int run(int argc, char** argv) {
   keep_standard_streams();
   std::signal(SIGBUS, on_bus_error);
@@ -127,16 +137,15 @@ int run(int argc, char** argv) {
   CLI::App app("Trains mixture-of-experts language models.", "olmotrain");
   add_commands(app);
   if (argc < 2) {
-    print_error("no command; olmotrain --help lists them, olmotrain train configs/smoke.yaml is a start");
-    return kUserError;
+    return refuse_command_line(
+        "no command; olmotrain --help lists them, olmotrain train configs/smoke.yaml is a start");
   }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
     const CLI::App& command = innermost(app);
-    print_error(fmt::format("{}{}; see {} --help", error.what(), hint(command), full_name(command)));
-    return kUserError;
+    return refuse_command_line(fmt::format("{}{}; see {} --help", error.what(), hint(command), full_name(command)));
   }
   std::cout.flush();
   if (!std::cout || std::ferror(stdout) != 0)

@@ -63,6 +63,8 @@ class Process {
     pid_ = fork();
     if (pid_ < 0) throw std::runtime_error("fork failed");
     if (pid_ > 0) return;
+    // mpirun's files: jobs that start and end at the same time trip over each other in a folder that they share.
+    if (settings.ranks > 0) setenv("OMPI_MCA_orte_tmpdir_base", folder_.file("").c_str(), 1);
     for (const auto& [name, value] : settings.environment) setenv(name.c_str(), value.c_str(), 1);
     if (settings.file_bytes > 0) {
       // Ignored, the signal turns into a write that fails, as on a full disk.
@@ -85,6 +87,7 @@ class Process {
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
+  pid_t pid() const { return pid_; }
   void signal(int number) { kill(pid_, number); }
   bool running() { return !poll(); }
 
