@@ -226,7 +226,7 @@ TEST_CASE("fsdp gathers the next unit while one computes, and reduces every micr
   CHECK(use(0, Phase::forward) == Log{"wait gather dp"});
 }
 
-TEST_CASE("under fsdp a unit's tensors exist while it is held; the first unit's stay for a tied head") {
+TEST_CASE("under fsdp a unit's tensors exist while it is held, and the first unit's stay for a tied head") {
   StoreSettings settings;
   settings.fsdp = true;
   Recorded r(3, settings);
