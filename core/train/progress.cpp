@@ -79,7 +79,7 @@ std::string startup_table(const RunConfig& config, TrainStep& step) {
     const Optimizer::Rule& rule = step.optimizer().rules()[i];
     auto& [tensors, elements] = groups[{rule.lr_scale, rule.weight_decay}];
     ++tensors;
-    elements += step.params()[static_cast<int64_t>(i)].value.elements();
+    elements += step.params()[static_cast<int64_t>(i)].elements();
   }
   text += fmt::format("{:<22}{:>16}\n", "optimizer groups", "elements");
   for (const auto& [rule, size] : groups) {
