@@ -296,6 +296,11 @@ TEST_CASE("the fingerprint tells other data and other cuts", "[loader]") {
   CHECK(print() != original);
   s = settings_for(folder, 201, 3);
   CHECK(print() != original);
+  s = settings_for(folder, 200, 3);
+  std::vector<uint16_t> others = counting<uint16_t>(200);
+  others.back() += 1;
+  s.files = {folder.write_array("train.npy", others)};
+  CHECK(print() != original);
 }
 
 TEST_CASE("evaluation reads each instance once, in file order", "[loader]") {

@@ -88,10 +88,10 @@ TEST_CASE("resuming refuses what it cannot do") {
   expect_error(run_to_end(run.train({"checkpoint.resume=never"})), 2, {"checkpoint.resume", run.run()});
 
   // Another model: one line that names the tensor, both shapes and the checkpoint.
-  expect_error(run_to_end(run.train({"model.moe.hidden=20"})), 1,
+  expect_error(run_to_end(run.train({"model.moe.hidden=20"})), 2,
                {"step000008", "w_up_gate", "[8,40,32]", "[8,32,32]"});
-  expect_error(run_to_end(run.train({"model.n_layers=4"})), 1, {"step000008", "blocks.3."});
-  expect_error(run_to_end(run.train({"model.n_layers=2"})), 1, {"step000008", "blocks.2."});
+  expect_error(run_to_end(run.train({"model.n_layers=4"})), 2, {"step000008", "blocks.3."});
+  expect_error(run_to_end(run.train({"model.n_layers=2"})), 2, {"step000008", "blocks.2."});
 
   // Other data.
   run.files().write("other.npy", token_bytes(12 * kRows * kSequence, 5));
