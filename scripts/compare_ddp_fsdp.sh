@@ -6,10 +6,11 @@ usage='scripts/compare_ddp_fsdp.sh [OPTION...]
   -n N           ranks, each with one thread and, where there are as many cores, bound to one. Default: 2
   --config FILE  the shape, in place of configs/bench/moe128.yaml
   --few FILE     the shape with few experts, which FSDP must not be slow at, in place of configs/bench/moe8.yaml
-  --steps K      measured steps, the best of which counts. Default: 10
+  --steps K      measured steps, the best of which counts. Default: 2
   --micro M      micro-batches of a step on each rank. Default: 8
   --binary FILE  measure this program; otherwise build/olmotrain of this clone is built
-The table (columns: docs/bench.md) compares runs of the same tokens. Exit status: 0 done; 1 a run failed.'
+The table (columns: docs/bench.md) compares runs of the same tokens. On two cores it takes about 15 minutes; fewer
+micro-batches are faster, and make FSDP look better. Exit status: 0 done; 1 a run failed.'
 
 caller=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -21,7 +22,7 @@ file() {
   [[ -r $path ]] || fail "$1: '$2' cannot be read"
 }
 
-ranks=2 steps=10 micro=8 many=configs/bench/moe128.yaml few=configs/bench/moe8.yaml binary=''
+ranks=2 steps=2 micro=8 many=configs/bench/moe128.yaml few=configs/bench/moe8.yaml binary=''
 while (($#)); do
   case $1 in
     -h | --help) echo "$usage"; exit 0 ;;
