@@ -24,7 +24,7 @@ int64_t AsyncSave::bytes(const std::vector<StateTensor>& owned) {
 }
 
 AsyncSave::AsyncSave(const CheckpointRanks& ranks, const std::vector<StateTensor>& owned)
-    : ranks_(ranks), arena_("checkpoint snapshot", DeviceKind::cpu, bytes(owned)), snapshot_(owned) {
+    : ranks_(ranks), arena_("checkpoint copy", DeviceKind::cpu, bytes(owned)), snapshot_(owned) {
   for (StateTensor& state : snapshot_) {
     for (StateSlice& slice : state.slices) slice.tensor = arena_.allocate(state.dtype, {slice.tensor.elements()});
   }

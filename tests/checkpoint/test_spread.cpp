@@ -9,6 +9,34 @@ using namespace olmo;
 using namespace olmo::test;
 namespace fs = std::filesystem;
 
+namespace {
+
+// By how much the process's memory has grown at most since the object was made, in bytes; 0 where the system cannot
+// tell.
+class PeakMemory {
+ public:
+  PeakMemory() {
+    std::ofstream reset("/proc/self/clear_refs");
+    works_ = static_cast<bool>(reset << "5" << std::flush);
+    before_ = peak();
+  }
+  int64_t grown() const { return works_ ? peak() - before_ : 0; }
+
+ private:
+  static int64_t peak() {
+    std::ifstream status("/proc/self/status");
+    for (std::string word; status >> word;) {
+      int64_t kib = 0;
+      if (word == "VmHWM:" && status >> kib) return kib * 1024;
+    }
+    return 0;
+  }
+  bool works_ = false;
+  int64_t before_ = 0;
+};
+
+}  // namespace
+
 TEST_CASE("however the tensors are spread, the files are those of one rank") {
   const RunFolder run;
   const TestState state = make_state(1);
@@ -65,7 +93,7 @@ TEST_CASE("ranks may load the same elements, and one rank a few of them") {
   CHECK(share.read == 44 * 4);
 }
 
-TEST_CASE("slices of a tensor of several pieces are read from the pieces that they touch") {
+TEST_CASE("slices of a tensor of several pieces are read from the pieces that they touch, with little memory") {
   const RunFolder run;
   constexpr int64_t kPiece = kPieceBytes / 4;
   TestState saved;
@@ -74,9 +102,12 @@ TEST_CASE("slices of a tensor of several pieces are read from the pieces that th
   std::vector<std::vector<StateTensor>> parts(2, saved.tensors);
   parts[0][0].slices = {slice_of(saved.tensors[0], 0, kPiece + 17)};
   parts[1][0].slices = {slice_of(saved.tensors[0], kPiece + 17, kPiece + 5000)};
+  constexpr int64_t kLittle = 16 << 20;  // a quarter of a piece
+  const PeakMemory while_saving;
   CHECK(ThreadRanks(2).message([&](const CheckpointRanks& ranks) {
     save_checkpoint(run / "two", 1, part_of(parts, ranks), {}, "", ranks);
   }) == "");
+  CHECK(while_saving.grown() < kLittle);
   save_checkpoint(run / "one", 1, saved.tensors, {}, "");
   CHECK(same_files(run / "one/step000001", run / "two/step000001"));
   TestState loaded;
@@ -84,7 +115,9 @@ TEST_CASE("slices of a tensor of several pieces are read from the pieces that th
   std::vector<StateTensor> some = loaded.tensors;
   some[0].slices = {slice_of(loaded.tensors[0], kPiece - 5, kPiece + 1000)};
   CHECK(read_share(run / "one/step000001", some).read == kPieceBytes + 5000 * 4);
+  const PeakMemory while_loading;
   load_checkpoint(run / "one/step000001", some);
+  CHECK(while_loading.grown() < kLittle);
   const auto at = [&](const TestState& state, int64_t i) {
     return static_cast<float*>(memory_of(state.tensors[0])) + i;
   };
