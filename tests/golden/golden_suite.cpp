@@ -10,154 +10,22 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <functional>
-#include <nlohmann/json.hpp>
 #include <set>
 
-#include "core/train/stages.h"
-#include "core/checkpoint/safetensors.h"
 #include "core/train/session.h"
+#include "core/train/stages.h"
 #include "data/order.h"
-#include "kernels/error.h"
+#include "tests/golden/training.h"
 
 namespace fs = std::filesystem;
 using nlohmann::json;
 using namespace olmo;
+using namespace olmo::golden;
 
 namespace {
-
-// What went wrong in one case; empty when it passed. `note` says how near the answers were.
-struct Outcome {
-  std::vector<std::string> faults;
-  std::string note;
-
-  void expect(bool holds, const std::string& fault) {
-    if (!holds) faults.push_back(fault);
-  }
-};
-
-// What a case's config may say. `mask` only describes its labels.
-const std::set<std::string> kConfigKeys = {"d_model",
-                                           "n_layers",
-                                           "n_dense",
-                                           "n_heads",
-                                           "n_kv_heads",
-                                           "head_dim",
-                                           "vocab_size",
-                                           "n_experts",
-                                           "top_k",
-                                           "moe_hidden",
-                                           "shared_hidden",
-                                           "dense_hidden",
-                                           "rope_theta",
-                                           "z_loss",
-                                           "lb_loss",
-                                           "router_z_loss",
-                                           "eos",
-                                           "norm",
-                                           "embed_scale",
-                                           "embedding_norm",
-                                           "gating",
-                                           "normalize_expert_weights",
-                                           "restore_weight_scale",
-                                           "lb_granularity",
-                                           "mask",
-                                           "window",
-                                           "doc_mask"};
-
-RunConfig config_of(const SafetensorsFile& file) {
-  const json c = json::parse(file.metadata().at("config"));
-  for (const auto& [key, value] : c.items()) {
-    if (kConfigKeys.count(key) == 0)
-      throw RunError("its config says {} = {}, which this suite does not know", key, value.dump());
-  }
-  RunConfig config;
-  ModelConfig& m = config.model;
-  m.d_model = c.at("d_model");
-  m.n_layers = c.at("n_layers");
-  m.n_heads = c.at("n_heads");
-  m.n_kv_heads = c.at("n_kv_heads");
-  m.head_dim = c.at("head_dim");
-  m.vocab_size = c.at("vocab_size");
-  m.rope_theta = c.at("rope_theta");
-  m.dense.layers = c.at("n_dense");
-  m.dense.hidden = c.at("dense_hidden");
-  m.embed_scale = c.value("embed_scale", 0.0);
-  m.embedding_norm = c.value("embedding_norm", true);
-  const std::string norm = c.value("norm", "peri");
-  m.norm = norm == "pre" ? NormPlacement::pre : norm == "reordered" ? NormPlacement::reordered : NormPlacement::peri;
-  if (c.contains("window")) {
-    m.window.pattern = {c.at("window").get<int64_t>()};
-    m.window.full_ends = false;
-  }
-  m.moe.experts = c.at("n_experts");
-  m.moe.top_k = c.at("top_k");
-  m.moe.hidden = c.at("moe_hidden");
-  m.moe.shared_hidden = c.at("shared_hidden");
-  m.moe.gating = c.value("gating", "softmax") == "sigmoid" ? GatingKind::sigmoid : GatingKind::softmax;
-  m.moe.normalize = c.value("normalize_expert_weights", true);
-  m.moe.restore_scale = c.value("restore_weight_scale", true);
-  m.moe.load_balance = c.at("lb_loss");
-  m.moe.router_z = c.at("router_z_loss");
-  m.moe.granularity = c.value("lb_granularity", "local_batch") == "instance" ? BalanceGranularity::instance
-                                                                             : BalanceGranularity::local_batch;
-  config.optim.z_loss = c.at("z_loss");
-  config.data.document_mask = c.value("doc_mask", false);
-  config.data.eos = c.value("eos", -1);
-  return config;
-}
-
-void load_params(TrainStep& step, const SafetensorsFile& file, const std::string& prefix) {
-  for (const Param& p : step.params().params()) {
-    const std::vector<double> values = file.values(prefix + p.info.name);
-    if (static_cast<int64_t>(values.size()) != p.value.elements())
-      throw RunError("{}{}: wrong size", prefix, p.info.name);
-    for (size_t i = 0; i < values.size(); ++i) p.value.f32()[i] = static_cast<float>(values[i]);
-  }
-}
-
-// A batch from ids and labels; an empty label list stands for next-token labels with the last of a row ignored.
-Batch make_batch(const RunConfig& config, const double* ids, const double* labels, int64_t rows, int64_t length,
-                 int64_t step) {
-  Batch b;
-  b.step = step;
-  b.rows = rows;
-  b.sequence_length = length;
-  for (int64_t row = 0; row < rows; ++row) {
-    b.row_in_step.push_back(row);
-    int32_t start = 0;
-    for (int64_t t = 0; t < length; ++t) {
-      const int64_t i = row * length + t;
-      b.ids.push_back(static_cast<int32_t>(ids[i]));
-      const double next = t + 1 < length ? ids[i + 1] : -100;
-      b.labels.push_back(static_cast<int32_t>(labels != nullptr ? labels[i] : next));
-      b.valid_labels += b.labels.back() >= 0 ? 1 : 0;
-      b.positions.push_back(static_cast<int32_t>(t) - start);
-      if (!config.data.document_mask) continue;
-      b.document_start.push_back(start);
-      if (b.ids.back() == config.data.eos) start = static_cast<int32_t>(t) + 1;
-    }
-  }
-  return b;
-}
-
-double relative(double got, double want) {
-  return std::abs(got - want) / std::max(std::abs(want), 1e-12);
-}
-
-// || got - want || / || want ||, and || got || when want is zero.
-double distance(const float* got, const std::vector<double>& want) {
-  double error = 0, size = 0;
-  for (size_t i = 0; i < want.size(); ++i) {
-    error += (got[i] - want[i]) * (got[i] - want[i]);
-    size += want[i] * want[i];
-  }
-  return size > 0 ? std::sqrt(error / size) : std::sqrt(error);
-}
 
 void check_routing(TrainStep& step, const SafetensorsFile& file, Outcome& out) {
   for (int64_t block = 0; block < step.model().moe_blocks(); ++block) {
@@ -202,7 +70,7 @@ Outcome run_model(const SafetensorsFile& file, const Device& device) {
 
   double worst_grad = 0;
   for (const Param& p : step.params().params()) {
-    const double d = distance(p.grad.f32(), file.values("grad." + p.info.name));
+    const double d = distance(p.grad, file.values("grad." + p.info.name));
     worst_grad = std::max(worst_grad, d);
     out.expect(d <= 1e-4, fmt::format("gradient of {} differs by {:.1e}, 1e-4 allowed", p.info.name, d));
   }
@@ -218,94 +86,12 @@ Outcome run_model(const SafetensorsFile& file, const Device& device) {
   if (config.data.document_mask) {
     mb.document_start = Tensor(const_cast<int32_t*>(batch.document_start.data()), DType::i32, {n});
   }
-  logits_stages(step.model(), step.groups(), mb, n, Tensor(logits.data(), DType::f32, {n, config.model.vocab_size}), nullptr,
-                      step.workspace(), step.stream());
+  logits_stages(step.model(), step.groups(), mb, n, Tensor(logits.data(), DType::f32, {n, config.model.vocab_size}),
+                nullptr, step.workspace(), step.stream());
   double worst_logit = 0;
   for (size_t i = 0; i < want.size(); ++i) worst_logit = std::max(worst_logit, std::abs(logits[i] - want[i]));
   out.expect(worst_logit <= 2e-5, fmt::format("logits differ by {:.1e}, 2e-5 allowed", worst_logit));
   out.note = fmt::format("losses {:.1e}, gradients {:.1e}, logits {:.1e}", worst_loss, worst_grad, worst_logit);
-  return out;
-}
-
-// Optimizer steps over `batches` with micro-batches of `micro_rows`, one result each.
-std::vector<StepResult> run_steps(TrainStep& step, const RunConfig& config, const SafetensorsFile& file) {
-  const std::vector<int64_t>& shape = file.entry("batches").shape;
-  const std::vector<double> ids = file.values("batches"), lrs = file.values("lrs");
-  std::vector<StepResult> results;
-  for (int64_t i = 0; i < shape[0]; ++i) {
-    const Batch batch = make_batch(config, ids.data() + i * shape[1] * shape[2], nullptr, shape[1], shape[2], i + 1);
-    results.push_back(step.run(batch, lrs[static_cast<size_t>(i)]));
-  }
-  return results;
-}
-
-RunConfig training_config(const SafetensorsFile& file) {
-  RunConfig config = config_of(file);
-  const std::vector<int64_t>& shape = file.entry("batches").shape;
-  config.batch.rows = shape[1];
-  config.batch.micro_rows = shape[1] / 2;
-  config.data.sequence_length = shape[2];
-  return config;
-}
-
-// A case's weights after its steps, and what each step reported.
-struct Training {
-  RunConfig config;
-  ProcessGroups groups = ProcessGroups::counting(Layout{});
-  TrainStep step;
-  std::vector<StepResult> results;
-
-  Training(const SafetensorsFile& file, const Device& device)
-      : config(training_config(file)), step(config, device, groups, true) {
-    load_params(step, file, "start.");
-    results = run_steps(step, config, file);
-  }
-};
-
-Outcome run_training(const SafetensorsFile& file, const Device& device) {
-  Outcome out;
-  Training run(file, device);
-  double worst_log = 0;
-  const auto compare = [&](const char* name, const std::function<double(const StepResult&)>& get) {
-    const std::vector<double> want = file.values(std::string("log.") + name);
-    for (size_t i = 0; i < want.size(); ++i) {
-      const double d = relative(get(run.results[i]), want[i]);
-      worst_log = std::max(worst_log, d);
-      out.expect(d <= 1e-4,
-                 fmt::format("step {}: {} is {}, not {} (1e-4 allowed)", i + 1, name, get(run.results[i]), want[i]));
-    }
-  };
-  compare("ce", [](const StepResult& r) { return r.ce; });
-  compare("z", [](const StepResult& r) { return r.z; });
-  compare("lb", [](const StepResult& r) { return r.balance; });
-  compare("rz", [](const StepResult& r) { return r.router_z; });
-  compare("grad_norm", [](const StepResult& r) { return r.grad_norm; });
-  double worst_end = 0;
-  for (const Param& p : run.step.params().params()) {
-    const double d = distance(p.value.f32(), file.values("end." + p.info.name));
-    worst_end = std::max(worst_end, d);
-    out.expect(d <= 1e-4, fmt::format("end.{} differs by {:.1e}, 1e-4 allowed", p.info.name, d));
-  }
-  out.note = fmt::format("logs {:.1e}, end {:.1e}", worst_log, worst_end);
-  return out;
-}
-
-Outcome run_curve(const SafetensorsFile& file, const Device& device) {
-  Outcome out;
-  const Training run(file, device);
-  const std::vector<double> want = file.values("log.ce");
-  double worst[3] = {};
-  for (size_t i = 0; i < want.size(); ++i) {
-    const double d = std::abs(run.results[i].ce - want[i]);
-    const size_t stage = i < 10 ? 0 : i < 50 ? 1 : 2;
-    worst[stage] = std::max(worst[stage], d);
-  }
-  const double allowed[3] = {1e-5, 0.01, 0.03};
-  for (size_t stage = 0; stage < 3; ++stage) {
-    out.expect(worst[stage] <= allowed[stage], fmt::format("CE differs by {:.1e} in part {} of 3, {} allowed",
-                                                           worst[stage], stage + 1, allowed[stage]));
-  }
-  out.note = fmt::format("CE {:.1e} to step 10, {:.1e} to 50, {:.1e} to the end", worst[0], worst[1], worst[2]);
   return out;
 }
 
@@ -387,14 +173,15 @@ Outcome run_tokenizer(const json& cases, const fs::path& tokenizer_file) {
 bool run_file(const fs::path& path, const Device& device, Outcome& out) {
   if (path.extension() == ".safetensors") {
     const SafetensorsFile file(path.string());
+    ProcessGroups groups = ProcessGroups::counting(Layout{});
     const bool has_end = std::any_of(file.entries().begin(), file.entries().end(),
                                      [](const auto& e) { return e.first.rfind("end.", 0) == 0; });
     if (file.contains("losses")) {
       out = run_model(file, device);
     } else if (has_end) {
-      out = run_training(file, device);
+      out = run_training(file, training_config(file), device, groups);
     } else if (file.contains("log.ce")) {
-      out = run_curve(file, device);
+      out = run_curve(file, training_config(file), device, groups, file.entry("batches").shape[0]);
     } else {
       return false;
     }
