@@ -9,24 +9,32 @@ namespace olmo {
 
 namespace {
 
-constexpr int64_t kAlignment = 64;  // of what an arena gives
+int64_t room_for(const StateSlice& slice) {
+  constexpr int64_t kAlignment = 64;
+  return (slice.tensor.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+constexpr int64_t kBehind = 64;  // what sanitizers put behind the memory that an arena gives
 
 }  // namespace
 
 int64_t AsyncSave::bytes(const std::vector<StateTensor>& owned) {
   int64_t total = 0;
   for (const StateTensor& state : owned) {
-    for (const StateSlice& slice : state.slices) {
-      total += (slice.tensor.bytes() + kAlignment - 1) / kAlignment * kAlignment;
-    }
+    for (const StateSlice& slice : state.slices) total += room_for(slice);
   }
   return total;
 }
 
 AsyncSave::AsyncSave(const CheckpointRanks& ranks, const std::vector<StateTensor>& owned)
-    : ranks_(ranks), arena_("checkpoint copy", DeviceKind::cpu, bytes(owned)), snapshot_(owned) {
+    : ranks_(ranks), arena_("checkpoint copy", DeviceKind::cpu, bytes(owned) + kBehind), snapshot_(owned) {
+  char* next = static_cast<char*>(arena_.allocate_bytes(bytes(owned)));
   for (StateTensor& state : snapshot_) {
-    for (StateSlice& slice : state.slices) slice.tensor = arena_.allocate(state.dtype, {slice.tensor.elements()});
+    for (StateSlice& slice : state.slices) {
+      const int64_t room = room_for(slice);
+      slice.tensor = Tensor(next, state.dtype, {slice.tensor.elements()});
+      next += room;
+    }
   }
 }
 
