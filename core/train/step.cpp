@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
 #include <cstdlib>
+#include <exception>
 #include <fstream>
 #include <functional>
 #include <numeric>
