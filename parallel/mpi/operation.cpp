@@ -6,10 +6,15 @@
 
 namespace olmo::mpi {
 
+// Everything is taken at the first request: whether later ones overlap is a matter of timing.
 void StagingPool::request(User& user) {
-  if (free_.empty() && rooms_.size() < kRooms) {
-    rooms_.push_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes_)));
-    free_.push_back(rooms_.back().get());
+  if (rooms_.empty()) {
+    constexpr size_t kWaiting = 256;
+    waiting_.reserve(kWaiting);
+    for (int i = 0; i < kRooms; ++i) {
+      rooms_.push_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes_)));
+      free_.push_back(rooms_.back().get());
+    }
   }
   if (free_.empty()) {
     waiting_.push_back(&user);
