@@ -3,6 +3,10 @@
 //  - matrices are row-major; N = tokens of a micro-batch (rows x sequence length), d = model width;
 //  - `check()` throws std::logic_error naming the operator and the sizes (a caller's mistake, not a user's);
 //  - outputs are overwritten unless the argument is documented to accumulate;
+//  - operands of the model, i.e. activations, weights and gradients of activations, are all f32 or all bf16 in one
+//  call.
+//    Statistics, gradients of weights, losses, router logits, scores and routing weights are f32 in both. With bf16,
+//    sums and what lies between input and output are f32 too, and an output is rounded once;
 //  - results do not depend on the number of threads unless stated.
 #pragma once
 

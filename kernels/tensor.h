@@ -8,6 +8,8 @@
 #include <initializer_list>
 #include <string>
 
+#include "kernels/bf16.h"
+
 namespace olmo {
 
 enum class DType : uint8_t { f32, bf16, f64, e4m3, e8m0, i32, i64, u8 };
@@ -40,6 +42,10 @@ constexpr DType dtype_of();
 template <>
 constexpr DType dtype_of<float>() {
   return DType::f32;
+}
+template <>
+constexpr DType dtype_of<Bf16>() {
+  return DType::bf16;
 }
 template <>
 constexpr DType dtype_of<double>() {
@@ -90,6 +96,7 @@ struct Tensor {
     return static_cast<T*>(data);
   }
   float* f32() const { return as<float>(); }
+  Bf16* bf16() const { return as<Bf16>(); }
   int32_t* i32() const { return as<int32_t>(); }
   double* f64() const { return as<double>(); }
 

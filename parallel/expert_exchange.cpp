@@ -72,8 +72,8 @@ void ExpertExchange::start(ExchangeState& state, const Tensor& indices, bool dro
   state.counted = group_.all_gather(own, state.counts, stream);
 }
 
-void ExpertExchange::plan(ExchangeState& state, int64_t width, const Tensor& drops, const Tensor& most, Arena& arena,
-                          Stream& stream) const {
+void ExpertExchange::plan(ExchangeState& state, int64_t width, DType dtype, const Tensor& drops, const Tensor& most,
+                          Arena& arena, Stream& stream) const {
   stream.wait(state.counted);
   reset(state.to, waves(), ranks_);
   reset(state.from, waves(), ranks_);
@@ -104,7 +104,7 @@ void ExpertExchange::plan(ExchangeState& state, int64_t width, const Tensor& dro
   if (!state.exact) {
     ops::place_routes({state.indices, state.offsets_sent, state.send_first, state.sent, state.row_of_route}, stream);
   }
-  state.returned = arena.allocate(DType::f32, {state.indices.elements(), width});
+  state.returned = arena.allocate(dtype, {state.indices.elements(), width});
 }
 
 // Fills host_counts_ with every rank's counts. Where memory is planned for the worst case, every rank sends what it can
@@ -172,8 +172,9 @@ void ExpertExchange::measure_fixed(ExchangeState& state) const {
 
 void ExpertExchange::open(ExchangeState& state, Arena& arena) const {
   const int64_t width = state.returned.cols();
-  state.send = state.exact ? state.returned : arena.allocate(DType::f32, {state.send_rows, width});
-  state.received = arena.allocate(DType::f32, {state.others, width});
+  const DType dtype = state.returned.dtype;
+  state.send = state.exact ? state.returned : arena.allocate(dtype, {state.send_rows, width});
+  state.received = arena.allocate(dtype, {state.others, width});
 }
 
 void ExpertExchange::set_out(ExchangeState& state, Stream& stream) const {

@@ -63,9 +63,9 @@ class ExpertExchange {
   // settings. Rowwise needs the same N on all ranks. `indices` is kept until the last call of backward.
   void start(ExchangeState& state, const Tensor& indices, bool dropless, Arena& arena, Stream& stream) const;
 
-  // Waits for the counts and decides what travels. `width`: d. After it state.expert_rows is known. drops and most: as
-  // in ops::exchange_plan, rowwise only.
-  void plan(ExchangeState& state, int64_t width, const Tensor& drops, const Tensor& most, Arena& arena,
+  // Waits for the counts and decides what travels: rows of `width` elements. After it state.expert_rows is known. drops
+  // and most: as in ops::exchange_plan, rowwise only.
+  void plan(ExchangeState& state, int64_t width, DType dtype, const Tensor& drops, const Tensor& most, Arena& arena,
             Stream& stream) const;
 
   // Takes the buffers of a way there and back from the arena: they must stay until combine or sum_gradients.

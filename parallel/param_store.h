@@ -55,6 +55,8 @@ class ParamStore {
   // Index of a name, -1 when the table has none.
   int64_t find(const std::string& name) const;
   const StoreLayout& layout() const { return layout_; }
+  // Type of the values, and so of the activations that are computed with them.
+  DType dtype() const { return settings_.working; }
 
   // Weights of `unit` may be read on `stream` between acquire and release. Under fsdp the table's first unit may be
   // read from its forward on until the values change, so that tied weights are there for the head.

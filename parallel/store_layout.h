@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/tensor.h"
+
 namespace olmo {
 
 // Dense weights are the same on all ranks of a stage (group dp), expert weights on those with the same experts (ep_dp).
@@ -34,6 +36,8 @@ struct StoreSettings {
   bool fsdp = false;
   // Each rank updates its shard of the weights only, and has the optimizer's state of it only.
   bool shard_optimizer = true;
+  // Type of the values that operators read, f32 or bf16. With bf16 the optimizer's f32 values are the masters of it.
+  DType working = DType::f32;
   // A bucket is closed before it would become larger; a unit that is larger has one of its own.
   int64_t bucket_bytes = int64_t{250} << 20;
 };

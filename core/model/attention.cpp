@@ -35,9 +35,9 @@ void attention_forward(const BlockContext& ctx, const BlockSpec& block, const Mi
   const Columns c(m);
   const int64_t n = mb.tokens();
 
-  s.qkv = arena.allocate(DType::f32, {n, c.v});
+  s.qkv = arena.allocate(x.dtype, {n, c.v});
   ops::gemm({x, params[p.w_qkv].value, s.qkv, false, true, false}, stream);
-  s.qk = arena.allocate(DType::f32, {n, c.k});
+  s.qk = arena.allocate(x.dtype, {n, c.k});
   s.qk_rstd = arena.allocate(DType::f32, {n, m.n_heads + m.n_kv_heads});
   ops::qk_norm_rope_forward({s.qkv, params[p.q_norm].value, params[p.k_norm].value, mb.positions, ctx.cos_sin, s.qk,
                              s.qk_rstd, m.n_heads, m.n_kv_heads, static_cast<float>(m.norm_eps)},
@@ -55,7 +55,7 @@ void attention_forward(const BlockContext& ctx, const BlockSpec& block, const Mi
     k = ctx.cache->keys[layer].row_range(0, keys);
     v = ctx.cache->values[layer].row_range(0, keys);
   }
-  s.o = arena.allocate(DType::f32, {n, c.q});
+  s.o = arena.allocate(x.dtype, {n, c.q});
   s.lse = arena.allocate(DType::f32, {mb.rows, m.n_heads, mb.sequence_length});
   ops::attention_forward({attention_shape(m, block, mb, keys), s.qk.column_range(0, c.q), k, v, s.o, s.lse}, stream);
   ops::gemm({s.o, params[p.w_out].value, branch, false, true, false}, stream);
@@ -71,10 +71,10 @@ void attention_backward(const BlockContext& ctx, const BlockSpec& block, const M
 
   const ParamStore::GradTarget dw_out = params.gradient(p.w_out);
   ops::gemm({dbranch, s.o, dw_out.tensor, true, false, dw_out.accumulate}, stream);
-  const Tensor dout = arena.allocate(DType::f32, {n, c.q});
+  const Tensor dout = arena.allocate(x.dtype, {n, c.q});
   ops::gemm({dbranch, params[p.w_out].value, dout, false, false, false}, stream);
 
-  const Tensor dqkv = arena.allocate(DType::f32, {n, c.v});
+  const Tensor dqkv = arena.allocate(x.dtype, {n, c.v});
   ops::attention_backward({attention_shape(m, block, mb, mb.sequence_length), s.qk.column_range(0, c.q),
                            s.qk.column_range(c.q, c.k), s.qkv.column_range(c.k, c.v), s.o, s.lse, dout,
                            dqkv.column_range(0, c.q), dqkv.column_range(c.q, c.k), dqkv.column_range(c.k, c.v)},

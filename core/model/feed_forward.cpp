@@ -73,7 +73,7 @@ void route_backward(const BlockContext& ctx, const BlockSpec& block, const Micro
                     Stream& stream) {
   const MoeConfig& moe = ctx.model.moe;
   Arena::Scope scope(arena);
-  const Tensor dlogits = arena.allocate(DType::f32, {mb.tokens(), moe.experts});
+  const Tensor dlogits = arena.allocate(x.dtype, {mb.tokens(), moe.experts});
   ops::router_backward({dweights, s.weights, s.scores, s.lse_router, s.indices, s.counts, dlogits, gating_of(moe),
                         routing_of(moe), moe.normalize, moe.restore_scale, static_cast<float>(moe.load_balance),
                         static_cast<float>(moe.router_z), mb.inv_divisor, s.router_logits},
@@ -111,7 +111,7 @@ struct ExpertGradients {
   ExpertGradients(ParamStore& params, const BlockParams& p, const BlockState& s, Arena& arena)
       : up_gate(params.gradient(p.w_up_gate)),
         down(params.gradient(p.w_down)),
-        dh(arena.allocate(DType::f32, {s.h.rows(), s.h.cols()})) {}
+        dh(arena.allocate(s.h.dtype, {s.h.rows(), s.h.cols()})) {}
 };
 
 // dout in expert order -> dxp, written over xp. ug becomes its own gradient.
@@ -137,8 +137,8 @@ Wave all_experts(const BlockState& s) {
 // Kept memory of the shared expert.
 void allocate_shared(const BlockPass& pass) {
   const int64_t hidden = pass.block.shared_hidden;
-  pass.state.shared_ug = pass.arena.allocate(DType::f32, {pass.input.rows(), 2 * hidden});
-  pass.state.shared_h = pass.arena.allocate(DType::f32, {pass.input.rows(), hidden});
+  pass.state.shared_ug = pass.arena.allocate(pass.input.dtype, {pass.input.rows(), 2 * hidden});
+  pass.state.shared_h = pass.arena.allocate(pass.input.dtype, {pass.input.rows(), hidden});
 }
 
 // h = up * silu(gate) with up | gate = input . W_up_gate.
@@ -162,7 +162,7 @@ void shared_down_backward(const BlockPass& pass) {
   const ParamStore::GradTarget dw = params.gradient(pass.block.params.shared_down);
   ops::gemm({s.shared_h, pass.dbranch, dw.tensor[0], true, false, dw.accumulate}, pass.stream);
   Arena::Scope scope(pass.arena);
-  const Tensor dh = pass.arena.allocate(DType::f32, {s.shared_h.rows(), s.shared_h.cols()});
+  const Tensor dh = pass.arena.allocate(pass.input.dtype, {s.shared_h.rows(), s.shared_h.cols()});
   ops::gemm({pass.dbranch, params[pass.block.params.shared_down].value[0], dh, false, true, false}, pass.stream);
   ops::swiglu_backward({dh, s.shared_ug, s.shared_ug, {}}, pass.stream);
 }
@@ -190,9 +190,9 @@ bool travels(const BlockPass& pass) {
 void allocate_experts(const BlockPass& pass, int64_t rows) {
   BlockState& s = pass.state;
   const int64_t hidden = pass.ctx.model.moe.hidden;
-  s.xp = pass.arena.allocate(DType::f32, {rows, pass.input.cols()});
-  s.ug = pass.arena.allocate(DType::f32, {rows, 2 * hidden});
-  s.h = pass.arena.allocate(DType::f32, {rows, hidden});
+  s.xp = pass.arena.allocate(pass.input.dtype, {rows, pass.input.cols()});
+  s.ug = pass.arena.allocate(pass.input.dtype, {rows, 2 * hidden});
+  s.h = pass.arena.allocate(pass.input.dtype, {rows, hidden});
 }
 
 // One rank has all experts: rows only change places.
@@ -205,7 +205,7 @@ void permute(const BlockPass& pass) {
   s.route_of_row = pass.arena.allocate(DType::i32, {n * k});
   ops::route_map({s.indices, s.offsets, s.row_of_route, s.route_of_row}, pass.stream);
   allocate_experts(pass, n * k);
-  s.expert_out = pass.arena.allocate(DType::f32, {n * k, pass.input.cols()});
+  s.expert_out = pass.arena.allocate(pass.input.dtype, {n * k, pass.input.cols()});
   ops::permute({pass.input, s.route_of_row, s.xp, k}, pass.stream);
 }
 
@@ -217,11 +217,11 @@ void dispatch(BlockPass& pass) {
   const Tensor drops = ctx.sums.drops.defined() ? ctx.sums.drops[index] : Tensor();
   const Tensor most =
       ctx.sums.most_rows.defined() ? ctx.sums.most_rows.column_range(index, index + 1).reshape({1}) : Tensor();
-  ctx.exchange->plan(s.exchange, pass.input.cols(), drops, most, pass.arena, pass.stream);
+  ctx.exchange->plan(s.exchange, pass.input.cols(), pass.input.dtype, drops, most, pass.arena, pass.stream);
   allocate_experts(pass, s.exchange.expert_rows);
   pass.temporaries.emplace(pass.arena);
   ctx.exchange->open(s.exchange, pass.arena);
-  pass.by_expert = pass.arena.allocate(DType::f32, {s.xp.rows(), s.xp.cols()});
+  pass.by_expert = pass.arena.allocate(pass.input.dtype, {s.xp.rows(), s.xp.cols()});
   ctx.exchange->dispatch(s.exchange, pass.input, pass.stream);
 }
 
@@ -284,7 +284,7 @@ void feed_forward_backward_begin(BlockPass& pass) {
   pass.dweights = pass.arena.allocate(DType::f32, {s.weights.rows(), s.weights.cols()});
   if (travels(pass)) {
     pass.ctx.exchange->open(s.exchange, pass.arena);
-    pass.by_expert = pass.arena.allocate(DType::f32, {s.xp.rows(), s.xp.cols()});
+    pass.by_expert = pass.arena.allocate(pass.input.dtype, {s.xp.rows(), s.xp.cols()});
     pass.ctx.exchange->dispatch_gradients(s.exchange, pass.dbranch, s.weights, pass.dweights, pass.stream);
   } else {
     ops::combine_backward({pass.dbranch, s.expert_out, s.weights, s.row_of_route, s.expert_out, pass.dweights},

@@ -106,7 +106,7 @@ const Tensor& Model::head_weight() const {
 void Model::embed(const MicroBatch& mb, const Tensor& x, Tensor& scaled, Tensor& rstd, Arena& arena, Stream& stream) {
   params_.acquire(0, Phase::forward, stream);
   const bool norm = embedding_norm_ >= 0;
-  scaled = norm ? arena.allocate(DType::f32, {mb.tokens(), config_.d_model}) : x;
+  scaled = norm ? arena.allocate(x.dtype, {mb.tokens(), config_.d_model}) : x;
   ops::embedding_forward({mb.ids, params_[embedding_].value, scaled, static_cast<float>(embedding_scale(config_))},
                          stream);
   if (norm) {
@@ -137,7 +137,7 @@ void Model::head(const MicroBatch& mb, const Tensor& x, double z_loss, const Ste
   const int64_t unit = config_.n_layers + 1;
   params_.acquire(unit, Phase::backward, stream);
   Arena::Scope scope(arena);
-  const Tensor y = arena.allocate(DType::f32, {mb.tokens(), config_.d_model});
+  const Tensor y = arena.allocate(x.dtype, {mb.tokens(), config_.d_model});
   const Tensor rstd = arena.allocate(DType::f32, {mb.tokens()});
   const Tensor& norm = params_[head_norm_].value;
   ops::rms_norm_forward({x, norm, {}, y, rstd, static_cast<float>(config_.norm_eps)}, stream);
@@ -167,7 +167,7 @@ void Model::forward(const ModelChunk& chunk, const MicroBatch& mb, const StepSum
   const BlockContext ctx = context(sums, nullptr);
   const int64_t n = mb.tokens();
   if (chunk.embedding) {
-    state.x = arena.allocate(DType::f32, {n, config_.d_model});
+    state.x = arena.allocate(params_.dtype(), {n, config_.d_model});
     embed(mb, state.x, state.scaled, state.rstd, arena, stream);
   }
   state.blocks.resize(static_cast<size_t>(chunk.end_layer - chunk.first_layer));
@@ -176,7 +176,7 @@ void Model::forward(const ModelChunk& chunk, const MicroBatch& mb, const StepSum
     BlockState& kept = state.blocks[static_cast<size_t>(layer - chunk.first_layer)];
     kept.x = x;
     const bool last = layer + 1 == chunk.end_layer;
-    x = last && state.y.defined() ? state.y : arena.allocate(DType::f32, {n, config_.d_model});
+    x = last && state.y.defined() ? state.y : arena.allocate(x.dtype, {n, config_.d_model});
     block_forward(ctx, block(layer), mb, kept, x, arena, stream);
   }
   state.y = x;

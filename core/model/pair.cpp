@@ -24,7 +24,7 @@ struct Lane {
   void begin_forward(const BlockContext& ctx, const BlockSpec& block, int64_t index, Stream& stream) {
     enter(ctx, block, index, stream);
     pass->state.x = x;
-    y = member.arena.allocate(DType::f32, {x.rows(), x.cols()});
+    y = member.arena.allocate(x.dtype, {x.rows(), x.cols()});
     forward_begin(*pass);
   }
   // The shared expert computes while the counts travel; then the rows set out.
@@ -55,7 +55,7 @@ void Model::forward_backward_pair(const ModelChunk& chunk, const PairMember& fir
   };
   for (Lane* lane : {&a, &b}) {
     const auto& [mb, state, arena] = lane->member;
-    state.x = lane->x = arena.allocate(DType::f32, {mb.tokens(), config_.d_model});
+    state.x = lane->x = arena.allocate(params_.dtype(), {mb.tokens(), config_.d_model});
     embed(mb, state.x, state.scaled, state.rstd, arena, stream);
     state.blocks.resize(static_cast<size_t>(layers));
   }
@@ -74,7 +74,7 @@ void Model::forward_backward_pair(const ModelChunk& chunk, const PairMember& fir
   const auto turn = [&](Lane& lane) {
     const auto& [mb, state, arena] = lane.member;
     state.y = lane.x;
-    lane.grad = arena.allocate(DType::f32, {mb.tokens(), config_.d_model});
+    lane.grad = arena.allocate(state.y.dtype, {mb.tokens(), config_.d_model});
     head(mb, state.y, z_loss, sums, lane.grad, arena, stream);
     backward_to(lane, layers - 1);
   };

@@ -61,8 +61,8 @@ struct Generator::Impl {
     std::iota(positions.begin(), positions.end(), 0);
     const int64_t width = config.model.n_kv_heads * config.model.head_dim;
     for (int64_t layer = 0; layer < config.model.n_layers; ++layer) {
-      cache.keys.push_back(cache_arena.allocate(DType::f32, {tokens, width}));
-      cache.values.push_back(cache_arena.allocate(DType::f32, {tokens, width}));
+      cache.keys.push_back(cache_arena.allocate(params.dtype(), {tokens, width}));
+      cache.values.push_back(cache_arena.allocate(params.dtype(), {tokens, width}));
     }
     logits = cache_arena.allocate(DType::f32, {1, config.model.vocab_size});
     next = cache_arena.allocate(DType::i64, {1});

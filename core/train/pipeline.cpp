@@ -8,9 +8,9 @@ namespace olmo {
 
 namespace {
 
-int64_t buffer_size(const Model& model, int64_t tokens) {
+int64_t buffer_size(Model& model, int64_t tokens) {
   constexpr int64_t kGuard = 1024;  // what sanitizers put between tensors
-  return tokens * model.config().d_model * bytes_of(DType::f32) + kGuard;
+  return tokens * model.config().d_model * bytes_of(model.params().dtype()) + kGuard;
 }
 
 }  // namespace
@@ -74,7 +74,7 @@ int64_t Pipeline::neighbour(const Action& action) const {
 Tensor Pipeline::take() {
   if (free_buffers_.empty()) {
     ++buffers_made_;
-    return buffer_arena_.allocate(DType::f32, {tokens_, model_.config().d_model});
+    return buffer_arena_.allocate(model_.params().dtype(), {tokens_, model_.config().d_model});
   }
   const Tensor buffer = free_buffers_.back();
   free_buffers_.pop_back();

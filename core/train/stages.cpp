@@ -10,8 +10,9 @@ void run_stages(Model& model, ProcessGroups& groups, const MicroBatch& mb, KvCac
                 F&& behind_last) {
   Arena::Scope scope(arena);
   const ModelPart& part = model.part();
-  const Tensor a = arena.allocate(DType::f32, {mb.tokens(), model.config().d_model});
-  const Tensor b = arena.allocate(DType::f32, {mb.tokens(), model.config().d_model});
+  const DType dtype = model.params().dtype();
+  const Tensor a = arena.allocate(dtype, {mb.tokens(), model.config().d_model});
+  const Tensor b = arena.allocate(dtype, {mb.tokens(), model.config().d_model});
   const auto rank_of = [&](int64_t stage) { return part.rank_of_stage[static_cast<size_t>(stage)]; };
   const int64_t here = groups.pp->rank();
   Tensor x = a;
