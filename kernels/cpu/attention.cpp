@@ -1,6 +1,7 @@
 // FlashAttention-2 on the CPU. Forward: each key-value head is packed once, then the threads take (batch row, head,
 // tile of queries). Backward: the threads take (batch row, key-value head) and sum over its query heads in order, so
-// the results do not depend on the number of threads. The tiles themselves are in vec/attention*.cpp.
+// the results do not depend on the number of threads. The tiles themselves are in vec/attention*.cpp; they are f32, and
+// bf16 operands are widened on the way in.
 #include "kernels/cpu/attention.h"
 
 #include <omp.h>
@@ -63,23 +64,46 @@ void visible_keys(const AttentionShape& s, int64_t batch, int64_t begin, int64_t
   }
 }
 
-// Address of one head in a matrix [batch * length, heads * head_dim].
-float* head_at(const Tensor& t, int64_t row, int64_t head, int64_t head_dim) {
-  return t.f32() + row * t.row_stride + head * head_dim;
+struct Rows {
+  const float* data;
+  int64_t stride;
+};
+
+// Rows [row, row + count) of one head of a matrix [batch * length, heads * head_dim] as f32: in place, or widened from
+// bf16 into `buffer` [count, width].
+Rows head_rows(const AttentionShape& s, const Tensor& t, int64_t row, int64_t count, int64_t head, float* buffer) {
+  const int64_t offset = row * t.row_stride + head * s.head_dim;
+  if (t.dtype == DType::f32) return {t.f32() + offset, t.row_stride};
+  attention_widen_rows(t.bf16() + offset, t.row_stride, count, s.head_dim, width_of(s), buffer);
+  return {buffer, width_of(s)};
+}
+
+// The same, always as a copy with zeros behind head_dim.
+void pack_head(const AttentionShape& s, const Tensor& t, int64_t row, int64_t count, int64_t head, float* out) {
+  const Rows x = head_rows(s, t, row, count, head, out);
+  if (x.data != out) attention_pack_rows(x.data, x.stride, count, s.head_dim, width_of(s), out);
+}
+
+// Rows of one head in the caller's matrix = x [count, width].
+void store_head(const AttentionShape& s, const float* x, const Tensor& t, int64_t row, int64_t count, int64_t head) {
+  const int64_t width = width_of(s);
+  const int64_t offset = row * t.row_stride + head * s.head_dim;
+  if (t.dtype == DType::bf16) {
+    return attention_narrow_rows(x, width, count, s.head_dim, t.bf16() + offset, t.row_stride);
+  }
+  for (int64_t r = 0; r < count; ++r) {
+    std::copy(x + r * width, x + r * width + s.head_dim, t.f32() + offset + r * t.row_stride);
+  }
 }
 
 int64_t forward_thread_floats(const AttentionShape& s) {
-  return padded(kAttentionQueryTile * kAttentionKeyTile) + padded(kAttentionQueryTile * width_of(s)) +
+  return padded(kAttentionQueryTile * kAttentionKeyTile) + 2 * padded(kAttentionQueryTile * width_of(s)) +
          4 * padded(kAttentionQueryTile);
 }
 
 int64_t backward_thread_floats(const AttentionShape& s) {
   return 2 * padded(panels_floats(s)) + 6 * padded(rows_floats(s)) + 3 * padded(s.keys) +
          2 * padded(kAttentionQueryTile * kAttentionKeyTile);
-}
-
-void unpack_rows(const float* x, int64_t width, int64_t rows, int64_t cols, float* out, int64_t stride) {
-  for (int64_t r = 0; r < rows; ++r) std::copy(x + r * width, x + r * width + cols, out + r * stride);
 }
 
 struct BackwardScratch {
@@ -106,19 +130,19 @@ void backward_group(const ops::AttentionBackwardArgs& args, int64_t batch, int64
   const int64_t width = width_of(s);
   const int64_t t = s.keys;
   const int64_t row = batch * t;
-  const float* k = head_at(args.k, row, kv_head, d);
-  attention_pack_transposed(k, args.k.row_stride, t, d, x.keys_t);
-  attention_pack_rows(k, args.k.row_stride, t, d, width, x.keys);
-  attention_pack_transposed(head_at(args.v, row, kv_head, d), args.v.row_stride, t, d, x.values_t);
+  pack_head(s, args.k, row, t, kv_head, x.keys);
+  attention_pack_transposed(x.keys, width, t, d, x.keys_t);
+  const Rows v = head_rows(s, args.v, row, t, kv_head, x.q);
+  attention_pack_transposed(v.data, v.stride, t, d, x.values_t);
   std::fill(x.d_keys, x.d_keys + rows_floats(s), 0.0f);
   std::fill(x.d_values, x.d_values + rows_floats(s), 0.0f);
   visible_keys(s, batch, 0, t, x.first, x.last);
   const int64_t group = s.heads / s.kv_heads;
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    const float* dout = head_at(args.dout, row, head, d);
-    attention_pack_rows(head_at(args.q, row, head, d), args.q.row_stride, t, d, width, x.q);
-    attention_pack_rows(dout, args.dout.row_stride, t, d, width, x.dout);
-    attention_row_dot(dout, args.dout.row_stride, head_at(args.o, row, head, d), args.o.row_stride, t, d, x.delta);
+    pack_head(s, args.q, row, t, head, x.q);
+    pack_head(s, args.dout, row, t, head, x.dout);
+    const Rows o = head_rows(s, args.o, row, t, head, x.d_queries);
+    attention_row_dot(x.dout, width, o.data, o.stride, t, d, x.delta);
     attention_backward_head({.kv = {x.keys_t, x.values_t, x.keys, nullptr, d, width, scale_of(s)},
                              .q = x.q,
                              .dout = x.dout,
@@ -133,10 +157,10 @@ void backward_group(const ops::AttentionBackwardArgs& args, int64_t batch, int64
                              .d_values = x.d_values,
                              .p = x.p,
                              .ds = x.ds});
-    unpack_rows(x.d_queries, width, t, d, head_at(args.dq, row, head, d), args.dq.row_stride);
+    store_head(s, x.d_queries, args.dq, row, t, head);
   }
-  unpack_rows(x.d_keys, width, t, d, head_at(args.dk, row, kv_head, d), args.dk.row_stride);
-  unpack_rows(x.d_values, width, t, d, head_at(args.dv, row, kv_head, d), args.dv.row_stride);
+  store_head(s, x.d_keys, args.dk, row, t, kv_head);
+  store_head(s, x.d_values, args.dv, row, t, kv_head);
 }
 
 }  // namespace
@@ -164,13 +188,14 @@ void attention_forward(const ops::AttentionForwardArgs& args, void* workspace, S
     for (int64_t i = 0; i < kv_count; ++i) {
       const int64_t row = i / s.kv_heads * s.keys;
       const int64_t head = i % s.kv_heads;
-      attention_pack_transposed(head_at(args.k, row, head, d), args.k.row_stride, s.keys, d, keys_t + i * keys_floats);
-      attention_pack_rows(head_at(args.v, row, head, d), args.v.row_stride, s.keys, d, width,
-                          values + i * values_floats);
+      const Rows k = head_rows(s, args.k, row, s.keys, head, values + i * values_floats);
+      attention_pack_transposed(k.data, k.stride, s.keys, d, keys_t + i * keys_floats);
+      pack_head(s, args.v, row, s.keys, head, values + i * values_floats);
     }
     Pieces pieces(scratch + omp_get_thread_num() * forward_thread_floats(s));
     float* scores = pieces.floats(kAttentionQueryTile * kAttentionKeyTile);
     float* sums = pieces.floats(kAttentionQueryTile * width);
+    float* rows = pieces.floats(kAttentionQueryTile * width);  // queries, then outputs
     float* maximum = pieces.floats(kAttentionQueryTile);
     float* total = pieces.floats(kAttentionQueryTile);
     int32_t* first = pieces.ints(kAttentionQueryTile);
@@ -184,21 +209,24 @@ void attention_forward(const ops::AttentionForwardArgs& args, void* workspace, S
       const int64_t kv = batch * s.kv_heads + head / (s.heads / s.kv_heads);
       const int64_t queries = std::min(kAttentionQueryTile, s.queries - begin);
       const int64_t row = batch * s.queries + begin;
+      const Rows q = head_rows(s, args.q, row, queries, head, rows);
+      const bool in_place = args.o.dtype == DType::f32;
       visible_keys(s, batch, begin, queries, first, last);
       attention_forward_tile(
           {.kv = {keys_t + kv * keys_floats, nullptr, nullptr, values + kv * values_floats, d, width, scale_of(s)},
-           .q = head_at(args.q, row, head, d),
-           .q_stride = args.q.row_stride,
+           .q = q.data,
+           .q_stride = q.stride,
            .queries = queries,
            .first = first,
            .last = last,
-           .o = head_at(args.o, row, head, d),
-           .o_stride = args.o.row_stride,
+           .o = in_place ? args.o.f32() + row * args.o.row_stride + head * d : rows,
+           .o_stride = in_place ? args.o.row_stride : width,
            .lse = args.lse.f32() + (batch * s.heads + head) * s.queries + begin,
            .scores = scores,
            .sums = sums,
            .maximum = maximum,
            .total = total});
+      if (!in_place) store_head(s, rows, args.o, row, queries, head);
     }
   }
 }

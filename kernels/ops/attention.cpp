@@ -23,9 +23,13 @@ void check_shape(const char* op, const AttentionShape& s) {
   require(s.keys == s.queries, op, "document_start needs as many keys as queries, got {} and {}", s.keys, s.queries);
 }
 
-void check_tensor(const char* op, const char* name, const Tensor& t, int64_t rows, int64_t cols) {
-  require(t.defined() && t.dtype == DType::f32 && t.is({rows, cols}), op, "{} must be f32[{}, {}], is {}", name, rows,
-          cols, t);
+void check_tensor(const char* op, const char* name, const Tensor& t, DType dtype, int64_t rows, int64_t cols) {
+  require(t.defined() && t.dtype == dtype && t.is({rows, cols}), op, "{} must be {}[{}, {}], is {}", name,
+          name_of(dtype), rows, cols, t);
+}
+
+void check_dtype(const char* op, const Tensor& q) {
+  require(q.defined() && (q.dtype == DType::f32 || q.dtype == DType::bf16), op, "q must be f32 or bf16, is {}", q);
 }
 
 void check_lse(const char* op, const AttentionShape& s, const Tensor& lse) {
@@ -59,10 +63,11 @@ int64_t document_bytes(const AttentionShape& s) {
 void AttentionForwardArgs::check() const {
   constexpr const char* kOp = "attention_forward";
   check_shape(kOp, shape);
-  check_tensor(kOp, "q", q, shape.batch * shape.queries, shape.heads * shape.head_dim);
-  check_tensor(kOp, "k", k, shape.batch * shape.keys, shape.kv_heads * shape.head_dim);
-  check_tensor(kOp, "v", v, shape.batch * shape.keys, shape.kv_heads * shape.head_dim);
-  check_tensor(kOp, "o", o, shape.batch * shape.queries, shape.heads * shape.head_dim);
+  check_dtype(kOp, q);
+  check_tensor(kOp, "q", q, q.dtype, shape.batch * shape.queries, shape.heads * shape.head_dim);
+  check_tensor(kOp, "k", k, q.dtype, shape.batch * shape.keys, shape.kv_heads * shape.head_dim);
+  check_tensor(kOp, "v", v, q.dtype, shape.batch * shape.keys, shape.kv_heads * shape.head_dim);
+  check_tensor(kOp, "o", o, q.dtype, shape.batch * shape.queries, shape.heads * shape.head_dim);
   check_lse(kOp, shape, lse);
 }
 
@@ -85,14 +90,15 @@ void AttentionBackwardArgs::check() const {
   const int64_t rows = shape.batch * shape.queries;
   const int64_t q_cols = shape.heads * shape.head_dim;
   const int64_t kv_cols = shape.kv_heads * shape.head_dim;
-  check_tensor(kOp, "q", q, rows, q_cols);
-  check_tensor(kOp, "k", k, rows, kv_cols);
-  check_tensor(kOp, "v", v, rows, kv_cols);
-  check_tensor(kOp, "o", o, rows, q_cols);
-  check_tensor(kOp, "dout", dout, rows, q_cols);
-  check_tensor(kOp, "dq", dq, rows, q_cols);
-  check_tensor(kOp, "dk", dk, rows, kv_cols);
-  check_tensor(kOp, "dv", dv, rows, kv_cols);
+  check_dtype(kOp, q);
+  check_tensor(kOp, "q", q, q.dtype, rows, q_cols);
+  check_tensor(kOp, "k", k, q.dtype, rows, kv_cols);
+  check_tensor(kOp, "v", v, q.dtype, rows, kv_cols);
+  check_tensor(kOp, "o", o, q.dtype, rows, q_cols);
+  check_tensor(kOp, "dout", dout, q.dtype, rows, q_cols);
+  check_tensor(kOp, "dq", dq, q.dtype, rows, q_cols);
+  check_tensor(kOp, "dk", dk, q.dtype, rows, kv_cols);
+  check_tensor(kOp, "dv", dv, q.dtype, rows, kv_cols);
   check_lse(kOp, shape, lse);
 }
 

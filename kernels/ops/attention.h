@@ -20,7 +20,7 @@ struct AttentionShape {
   Tensor document_start;
 };
 
-// o = softmax(q k^T / sqrt(head_dim) + mask) v, f32.
+// o = softmax(q k^T / sqrt(head_dim) + mask) v, all f32 or all bf16.
 // q [batch * queries, heads * head_dim], k and v [batch * keys, kv_heads * head_dim], o like q; rows may be strided.
 // lse f32 [batch, heads, queries]: the log of each softmax's denominator, kept for the backward pass.
 struct AttentionForwardArgs {
@@ -33,7 +33,8 @@ struct AttentionForwardArgs {
 };
 void attention_forward(const AttentionForwardArgs& args, Stream& stream);
 
-// Gradients dq, dk, dv (overwritten; shaped like q, k, v, rows may be strided) from do and what forward kept.
+// Gradients dq, dk, dv (overwritten; shaped like q, k, v, rows may be strided) from do and what forward kept, all f32
+// or all bf16 except lse.
 // Needs keys == queries.
 struct AttentionBackwardArgs {
   AttentionShape shape;

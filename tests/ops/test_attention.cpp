@@ -20,29 +20,51 @@ struct Sizes {
   int64_t documents = 0;
 };
 
+float to_float(float x) {
+  return x;
+}
+float to_float(Bf16 x) {
+  return to_f32(x);
+}
+void set(float& x, double value) {
+  x = static_cast<float>(value);
+}
+void set(Bf16& x, double value) {
+  x = to_bf16(static_cast<float>(value));
+}
+
 // All operands of forward and backward; every matrix is a block of columns of a wider one.
-struct Case {
+template <class T>
+struct CaseOf {
+  using Matrix = Owned<T>;
   Sizes s;
   int64_t q_cols, kv_cols;
-  Floats q, k, v, o, lse, dout, dq, dk, dv;
+  Matrix q, k, v, o;
+  Floats lse;
+  Matrix dout, dq, dk, dv;
   Ints starts;
 
-  explicit Case(const Sizes& sizes)
+  explicit CaseOf(const Sizes& sizes)
       : s(sizes),
         q_cols(s.heads * s.head_dim),
         kv_cols(s.kv_heads * s.head_dim),
         q({s.batch * s.queries, q_cols + 9}),
         k({s.batch * s.keys, kv_cols + 9}),
         v({s.batch * s.keys, kv_cols + 9}),
-        o({s.batch * s.queries, q_cols + 9}, kNaN),
+        o({s.batch * s.queries, q_cols + 9}),
         lse({s.batch, s.heads, s.queries}, kNaN),
         dout({s.batch * s.queries, q_cols + 9}),
-        dq({s.batch * s.queries, q_cols + 9}, kNaN),
-        dk({s.batch * s.keys, kv_cols + 9}, kNaN),
-        dv({s.batch * s.keys, kv_cols + 9}, kNaN),
+        dq({s.batch * s.queries, q_cols + 9}),
+        dk({s.batch * s.keys, kv_cols + 9}),
+        dv({s.batch * s.keys, kv_cols + 9}),
         starts({s.batch * s.queries}) {
     Numbers numbers(static_cast<uint64_t>(s.queries * 131 + s.head_dim));
-    for (Floats* f : {&q, &k, &v, &dout}) numbers.fill(*f, 1.5);
+    for (Matrix* f : {&q, &k, &v, &dout}) {
+      for (T& x : f->v) set(x, 1.5 * (2 * numbers.uniform() - 1));
+    }
+    for (Matrix* f : {&o, &dq, &dk, &dv}) {
+      for (T& x : f->v) set(x, kNaN);
+    }
     for (int64_t b = 0; b < s.batch && s.documents > 0; ++b) {
       for (int64_t i = 0; i < s.queries; ++i) {
         // Documents grow from row to row, so that their borders differ.
@@ -52,7 +74,7 @@ struct Case {
     }
   }
 
-  static Tensor inner(const Floats& x) { return x.t.column_range(4, x.t.cols() - 5); }
+  static Tensor inner(const Matrix& x) { return x.t.column_range(4, x.t.cols() - 5); }
   ops::AttentionShape shape() const {
     ops::AttentionShape shape{s.batch, s.queries, s.keys, s.heads, s.kv_heads, s.head_dim, s.window, {}};
     if (s.documents > 0) shape.document_start = starts.t;
@@ -73,12 +95,17 @@ struct Case {
     return s.documents == 0 || key >= starts.v[static_cast<size_t>(b * s.queries + i)];
   }
 };
+using Case = CaseOf<float>;
+using Bf16Case = CaseOf<Bf16>;
 
-Doubles gather(const Floats& x) {
-  const Tensor t = Case::inner(x);
+template <class T>
+Doubles gather(const Owned<T>& x) {
+  const Tensor t = CaseOf<T>::inner(x);
   Doubles y;
   for (int64_t r = 0; r < t.rows(); ++r) {
-    for (int64_t c = 0; c < t.cols(); ++c) y.push_back(t.f32()[r * t.row_stride + c]);
+    for (int64_t c = 0; c < t.cols(); ++c) {
+      y.push_back(static_cast<double>(to_float(t.as<T>()[r * t.row_stride + c])));
+    }
   }
   return y;
 }
@@ -88,7 +115,8 @@ struct Naive {
 };
 
 // Textbook attention and its gradients with the whole matrix of probabilities, one query at a time.
-Naive naive(const Case& c, const Doubles& q, const Doubles& k, const Doubles& v, const Doubles& dout) {
+template <class T>
+Naive naive(const CaseOf<T>& c, const Doubles& q, const Doubles& k, const Doubles& v, const Doubles& dout) {
   const Sizes& s = c.s;
   const int64_t d = s.head_dim;
   const double scale = 1 / std::sqrt(static_cast<double>(d));
@@ -137,34 +165,63 @@ Naive naive(const Case& c, const Doubles& q, const Doubles& k, const Doubles& v,
   return y;
 }
 
-Naive naive(const Case& c) {
+template <class T>
+Naive naive(const CaseOf<T>& c) {
   return naive(c, gather(c.q), gather(c.k), gather(c.v), gather(c.dout));
 }
 
+struct Tolerance {
+  double output, gradient;
+};
+constexpr Tolerance kF32{2e-6, 5e-6};
+// Outputs are rounded to 8 bits, and gradients also feel the rounding of o.
+constexpr Tolerance kBf16{4e-3, 8e-3};
+
 // A query that sees one key alone has no gradient: then only rounding may be left.
-void check_gradient(const Doubles& got, const Doubles& want) {
-  if (dot(want, want) > 0) return check_close(got, want, 5e-6);
+void check_gradient(const Doubles& got, const Doubles& want, double tolerance) {
+  if (dot(want, want) > 0) return check_close(got, want, tolerance);
   REQUIRE(got.size() == want.size());
   for (double x : got) CHECK(std::abs(x) < 2e-6);
 }
 
-void check_sizes(const Sizes& s) {
+template <class T>
+void check_case(const Sizes& s, const Tolerance& tolerance) {
   CAPTURE(s.batch, s.queries, s.keys, s.heads, s.kv_heads, s.head_dim, s.window, s.documents);
-  Case c(s);
+  CaseOf<T> c(s);
   const Naive want = naive(c);
   c.forward();
-  check_close(gather(c.o), want.o);
+  check_close(gather(c.o), want.o, tolerance.output);
   check_close(c.lse.doubles(), want.lse);
   if (s.keys != s.queries) return;
   c.backward();
-  check_gradient(gather(c.dq), want.dq);
-  check_gradient(gather(c.dk), want.dk);
-  check_gradient(gather(c.dv), want.dv);
+  check_gradient(gather(c.dq), want.dq, tolerance.gradient);
+  check_gradient(gather(c.dk), want.dk, tolerance.gradient);
+  check_gradient(gather(c.dv), want.dv, tolerance.gradient);
   // Columns around the views stay as they were.
   for (int64_t r = 0; r < c.dq.t.rows(); ++r) {
     for (int64_t col : {int64_t{0}, int64_t{3}, c.q_cols + 4, c.q_cols + 8}) {
-      REQUIRE(std::isnan(c.o[r * (c.q_cols + 9) + col]));
-      REQUIRE(std::isnan(c.dq[r * (c.q_cols + 9) + col]));
+      REQUIRE(std::isnan(to_float(c.o[r * (c.q_cols + 9) + col])));
+      REQUIRE(std::isnan(to_float(c.dq[r * (c.q_cols + 9) + col])));
+    }
+  }
+}
+
+void check_sizes(const Sizes& s) {
+  check_case<float>(s, kF32);
+  check_case<Bf16>(s, kBf16);
+}
+
+template <class T>
+void check_thread_counts(const Sizes& sizes) {
+  Doubles first[4];
+  for (int threads : {1, 2, 2, 5}) {
+    CaseOf<T> c(sizes);
+    c.forward(threads);
+    c.backward(threads);
+    const Doubles now[4] = {gather(c.o), gather(c.dq), gather(c.dk), gather(c.dv)};
+    for (int i = 0; i < 4; ++i) {
+      if (first[i].empty()) first[i] = now[i];
+      CHECK(now[i] == first[i]);
     }
   }
 }
@@ -276,15 +333,18 @@ TEST_CASE("attention survives large scores and hides what is masked") {
 }
 
 TEST_CASE("attention has the same bits with any number of threads") {
-  Doubles first[4];
-  for (int threads : {1, 2, 2, 5}) {
-    Case c({2, 210, 210, 4, 2, 24, 0, 90});
-    c.forward(threads);
-    c.backward(threads);
-    const Doubles now[4] = {gather(c.o), gather(c.dq), gather(c.dk), gather(c.dv)};
-    for (int i = 0; i < 4; ++i) {
-      if (first[i].empty()) first[i] = now[i];
-      CHECK(now[i] == first[i]);
+  for (int64_t head_dim : {24, 64}) {
+    check_thread_counts<float>({2, 210, 210, 4, 2, head_dim, 0, 90});
+    check_thread_counts<Bf16>({2, 210, 210, 4, 2, head_dim, 0, 90});
+  }
+}
+
+TEST_CASE("attention in bf16 agrees with double precision at the sizes of models") {
+  for (int64_t d : {16, 64, 128}) {
+    for (int64_t t : {1, 5, 130}) {
+      check_case<Bf16>({2, t, t, 4, 2, d, 0}, kBf16);
+      check_case<Bf16>({2, t, t, 4, 2, d, 33}, kBf16);
+      check_case<Bf16>({2, t, t, 4, 2, d, 0, 40}, kBf16);
     }
   }
 }
@@ -330,6 +390,9 @@ TEST_CASE("attention checks shapes and counts on meta") {
   CHECK_THROWS_AS(forward_with(bad, Case::inner(c.q), c.lse.t), std::logic_error);
   CHECK_THROWS_AS(forward_with(good, c.q.t, c.lse.t), std::logic_error);
   CHECK_THROWS_AS(forward_with(good, Case::inner(c.q), c.starts.t), std::logic_error);
+
+  Bf16Case other({2, 5, 5, 4, 2, 8, 0});
+  CHECK_THROWS_AS(forward_with(good, Bf16Case::inner(other.q), c.lse.t), std::logic_error);
 
   Case cached({2, 2, 5, 4, 2, 8, 0});
   CHECK_THROWS_AS(cached.backward(), std::logic_error);

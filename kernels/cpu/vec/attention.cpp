@@ -122,6 +122,21 @@ void attention_pack_rows(const float* x, int64_t stride, int64_t rows, int64_t c
   }
 }
 
+void attention_widen_rows(const Bf16* x, int64_t stride, int64_t rows, int64_t cols, int64_t width, float* out) {
+  for (int64_t r = 0; r < rows; ++r) {
+#pragma omp simd
+    for (int64_t c = 0; c < cols; ++c) out[r * width + c] = to_f32(x[r * stride + c]);
+    fill_zero(out + r * width, cols, width);
+  }
+}
+
+void attention_narrow_rows(const float* x, int64_t width, int64_t rows, int64_t cols, Bf16* out, int64_t stride) {
+  for (int64_t r = 0; r < rows; ++r) {
+#pragma omp simd
+    for (int64_t c = 0; c < cols; ++c) out[r * stride + c] = to_bf16(x[r * width + c]);
+  }
+}
+
 namespace {
 
 // out [4, 4] (rows kAttentionPanel apart) = x^T, x [4, 4] with rows `stride` apart.

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "kernels/bf16.h"
 #include "kernels/cpu/isa.h"
 
 namespace olmo::cpu {
@@ -63,6 +64,12 @@ struct AttentionBackwardHead {
 // out [rows, width] = x [rows, cols] (rows `stride` apart), zeros behind cols.
 OLMO_VEC_FUNCTION(void, attention_pack_rows,
                   (const float* x, int64_t stride, int64_t rows, int64_t cols, int64_t width, float* out))
+// The same from bf16.
+OLMO_VEC_FUNCTION(void, attention_widen_rows,
+                  (const Bf16* x, int64_t stride, int64_t rows, int64_t cols, int64_t width, float* out))
+// out [rows, cols] (rows `stride` apart) = x [rows, width] without the columns behind cols, rounded to bf16.
+OLMO_VEC_FUNCTION(void, attention_narrow_rows,
+                  (const float* x, int64_t width, int64_t rows, int64_t cols, Bf16* out, int64_t stride))
 // out = panels of x^T, zeros behind the last row of x.
 OLMO_VEC_FUNCTION(void, attention_pack_transposed,
                   (const float* x, int64_t stride, int64_t rows, int64_t cols, float* out))
