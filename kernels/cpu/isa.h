@@ -3,7 +3,8 @@
 //
 // In vec/: plain loops over pointers with `#pragma omp simd`, wrapped in `namespace olmo::cpu::OLMO_VEC`. No standard
 // library templates there: a function with external linkage that was compiled for AVX-512 could be the copy that the
-// linker keeps for everybody. In the header: OLMO_VEC_FUNCTION(return type, name, (parameters)).
+// linker keeps for everybody. In the header: OLMO_VEC_FUNCTION(return type, name, (parameters)). A body that serves f32
+// and bf16 is a template over `Element`: OLMO_VEC_TEMPLATE in the header, OLMO_VEC_INSTANTIATE(name) behind the body.
 #pragma once
 
 namespace olmo::cpu {
@@ -29,6 +30,14 @@ Function* choose(Function* baseline, Function* avx2, Function* avx512) {
   namespace OLMO_VEC {                              \
   result name parameters;                           \
   }
+#define OLMO_VEC_TEMPLATE(result, name, parameters) \
+  namespace OLMO_VEC {                              \
+  template <class Element>                          \
+  result name parameters;                           \
+  }
+#define OLMO_VEC_INSTANTIATE(name)            \
+  template decltype(name<float>) name<float>; \
+  template decltype(name<Bf16>) name<Bf16>;
 #else
 #define OLMO_VEC_FUNCTION(result, name, parameters) \
   namespace baseline {                              \
@@ -41,4 +50,20 @@ Function* choose(Function* baseline, Function* avx2, Function* avx512) {
   result name parameters;                           \
   }                                                 \
   inline result(*const name) parameters = choose(&baseline::name, &avx2::name, &avx512::name);
+#define OLMO_VEC_TEMPLATE(result, name, parameters) \
+  namespace baseline {                              \
+  template <class Element>                          \
+  result name parameters;                           \
+  }                                                 \
+  namespace avx2 {                                  \
+  template <class Element>                          \
+  result name parameters;                           \
+  }                                                 \
+  namespace avx512 {                                \
+  template <class Element>                          \
+  result name parameters;                           \
+  }                                                 \
+  template <class Element>                          \
+  inline result(*const name) parameters =           \
+      choose(&baseline::name<Element>, &avx2::name<Element>, &avx512::name<Element>);
 #endif

@@ -64,7 +64,7 @@ void finish_row(const ops::HeadLossArgs& args, float* logits, int32_t label, dou
   sums[1] = lse * lse;
   if (!args.dy.defined()) return;
   const double scale = (1 + 2 * static_cast<double>(args.z_weight) * lse) * args.inv_divisor / sum;
-  scale_row(static_cast<float>(scale), logits, logits, vocab);
+  scale_row<float>(static_cast<float>(scale), logits, logits, vocab);
   logits[label] -= static_cast<float>(args.inv_divisor);
 }
 

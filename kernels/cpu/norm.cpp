@@ -38,15 +38,17 @@ int64_t weight_gradient_blocks(int64_t rows) {
 void rms_norm_forward(const ops::RmsNormForwardArgs& args, void*, Stream& stream) {
   const int64_t rows = args.x.rows();
   const int64_t d = args.x.cols();
-  const float* w = args.w.f32();
   float* rstd = args.rstd.f32();
   const int threads = threads_for(stream, rows * d);
+  with_element(args.x.dtype, [&]<class T>() {
+    const T* w = args.w.as<T>();
 #pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t n = 0; n < rows; ++n) {
-    const float* x = row(args.x, n);
-    rstd[n] = rms_rstd(x, d, args.eps);
-    norm_row(x, w, args.residual.defined() ? row(args.residual, n) : nullptr, row(args.y, n), d, rstd[n]);
-  }
+    for (int64_t n = 0; n < rows; ++n) {
+      const T* x = row<T>(args.x, n);
+      rstd[n] = rms_rstd<T>(x, d, args.eps);
+      norm_row<T>(x, w, args.residual.defined() ? row<T>(args.residual, n) : nullptr, row<T>(args.y, n), d, rstd[n]);
+    }
+  });
 }
 
 void rms_norm_backward(const ops::RmsNormBackwardArgs& args, void* workspace, Stream& stream) {
@@ -54,18 +56,21 @@ void rms_norm_backward(const ops::RmsNormBackwardArgs& args, void* workspace, St
   const int64_t d = args.x.cols();
   const int64_t step = block_rows(rows);
   const int64_t blocks = weight_gradient_blocks(rows);
-  const float* w = args.w.f32();
   const float* rstd = args.rstd.f32();
   float* partial = static_cast<float*>(workspace);
   const int threads = threads_for(stream, rows * d);
+  with_element(args.x.dtype, [&]<class T>() {
+    const T* w = args.w.as<T>();
 #pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t b = 0; b < blocks; ++b) {
-    float* dw = partial + b * d;
-    std::memset(dw, 0, static_cast<size_t>(d) * sizeof(float));
-    for (int64_t n = b * step; n < std::min(rows, (b + 1) * step); ++n) {
-      norm_backward_row(row(args.dy, n), row(args.x, n), w, row(args.dx, n), dw, d, rstd[n], args.accumulate_dx);
+    for (int64_t b = 0; b < blocks; ++b) {
+      float* dw = partial + b * d;
+      std::memset(dw, 0, static_cast<size_t>(d) * sizeof(float));
+      for (int64_t n = b * step; n < std::min(rows, (b + 1) * step); ++n) {
+        norm_backward_row<T>(row<T>(args.dy, n), row<T>(args.x, n), w, row<T>(args.dx, n), dw, d, rstd[n],
+                             args.accumulate_dx);
+      }
     }
-  }
+  });
   add_partials(partial, blocks, d, args.dw.f32(), d, args.accumulate_dw, stream);
 }
 
@@ -73,21 +78,23 @@ void qk_norm_rope_forward(const ops::QkNormRopeForwardArgs& args, void*, Stream&
   const int64_t rows = args.qkv.rows();
   const int64_t hd = args.q_weight.cols();
   const int64_t heads = args.heads + args.kv_heads;
-  const float* q_weight = args.q_weight.f32();
-  const float* k_weight = args.k_weight.f32();
   const int32_t* positions = args.positions.i32();
   const int threads = threads_for(stream, rows * heads * hd);
+  with_element(args.qkv.dtype, [&]<class T>() {
+    const T* q_weight = args.q_weight.as<T>();
+    const T* k_weight = args.k_weight.as<T>();
 #pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t n = 0; n < rows; ++n) {
-    const float* cos_sin = row(args.cos_sin, positions[n]);
-    const float* x = row(args.qkv, n);
-    float* y = row(args.qk, n);
-    float* rstd = row(args.rstd, n);
-    for (int64_t h = 0; h < heads; ++h) {
-      rstd[h] = rms_rstd(x + h * hd, hd, args.eps);
-      norm_rope_head(x + h * hd, h < args.heads ? q_weight : k_weight, cos_sin, y + h * hd, hd, rstd[h]);
+    for (int64_t n = 0; n < rows; ++n) {
+      const float* cos_sin = row(args.cos_sin, positions[n]);
+      const T* x = row<T>(args.qkv, n);
+      T* y = row<T>(args.qk, n);
+      float* rstd = row(args.rstd, n);
+      for (int64_t h = 0; h < heads; ++h) {
+        rstd[h] = rms_rstd<T>(x + h * hd, hd, args.eps);
+        norm_rope_head<T>(x + h * hd, h < args.heads ? q_weight : k_weight, cos_sin, y + h * hd, hd, rstd[h]);
+      }
     }
-  }
+  });
 }
 
 void qk_norm_rope_backward(const ops::QkNormRopeBackwardArgs& args, void* workspace, Stream& stream) {
@@ -96,25 +103,28 @@ void qk_norm_rope_backward(const ops::QkNormRopeBackwardArgs& args, void* worksp
   const int64_t heads = args.heads + args.kv_heads;
   const int64_t step = block_rows(rows);
   const int64_t blocks = weight_gradient_blocks(rows);
-  const float* q_weight = args.q_weight.f32();
-  const float* k_weight = args.k_weight.f32();
   const int32_t* positions = args.positions.i32();
   float* partial = static_cast<float*>(workspace);  // [blocks, 2, hd]: q, then k
   const int threads = threads_for(stream, rows * heads * hd);
+  with_element(args.qkv.dtype, [&]<class T>() {
+    const T* q_weight = args.q_weight.as<T>();
+    const T* k_weight = args.k_weight.as<T>();
 #pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t b = 0; b < blocks; ++b) {
-    float* dw = partial + b * 2 * hd;
-    std::memset(dw, 0, static_cast<size_t>(2 * hd) * sizeof(float));
-    for (int64_t n = b * step; n < std::min(rows, (b + 1) * step); ++n) {
-      const float* cos_sin = row(args.cos_sin, positions[n]);
-      const float* rstd = row(args.rstd, n);
-      for (int64_t h = 0; h < heads; ++h) {
-        const bool is_query = h < args.heads;
-        norm_rope_backward_head(row(args.dqk, n) + h * hd, row(args.qkv, n) + h * hd, is_query ? q_weight : k_weight,
-                                cos_sin, row(args.dqkv, n) + h * hd, is_query ? dw : dw + hd, hd, rstd[h]);
+    for (int64_t b = 0; b < blocks; ++b) {
+      float* dw = partial + b * 2 * hd;
+      std::memset(dw, 0, static_cast<size_t>(2 * hd) * sizeof(float));
+      for (int64_t n = b * step; n < std::min(rows, (b + 1) * step); ++n) {
+        const float* cos_sin = row(args.cos_sin, positions[n]);
+        const float* rstd = row(args.rstd, n);
+        for (int64_t h = 0; h < heads; ++h) {
+          const bool query = h < args.heads;
+          norm_rope_backward_head<T>(row<T>(args.dqk, n) + h * hd, row<T>(args.qkv, n) + h * hd,
+                                     query ? q_weight : k_weight, cos_sin, row<T>(args.dqkv, n) + h * hd,
+                                     query ? dw : dw + hd, hd, rstd[h]);
+        }
       }
     }
-  }
+  });
   add_partials(partial, blocks, 2 * hd, args.dq_weight.f32(), hd, args.accumulate, stream);
   add_partials(partial + hd, blocks, 2 * hd, args.dk_weight.f32(), hd, args.accumulate, stream);
 }

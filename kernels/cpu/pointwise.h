@@ -1,4 +1,4 @@
-// Embedding, SwiGLU, sums, copies on the cpu. Contracts: kernels/ops/pointwise.h.
+// Embedding, SwiGLU, sums, casts, copies on the cpu. Contracts: kernels/ops/pointwise.h.
 #pragma once
 
 #include "kernels/ops/pointwise.h"
@@ -10,6 +10,7 @@ void embedding_backward(const ops::EmbeddingBackwardArgs& args, void* workspace,
 void swiglu_forward(const ops::SwigluForwardArgs& args, void* workspace, Stream& stream);
 void swiglu_backward(const ops::SwigluBackwardArgs& args, void* workspace, Stream& stream);
 void add(const ops::AddArgs& args, void* workspace, Stream& stream);
+void cast(const ops::CastArgs& args, void* workspace, Stream& stream);
 void zero(const ops::ZeroArgs& args, void* workspace, Stream& stream);
 void copy(const ops::CopyArgs& args, void* workspace, Stream& stream);
 

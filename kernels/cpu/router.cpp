@@ -30,7 +30,7 @@ void forward_scores(ops::Gating gating, const float* logits, float* scores, floa
   const double sum = exp_sum(logits, largest, scores, experts);
   *lse = static_cast<float>(static_cast<double>(largest) + std::log(sum));
   if (gating == ops::Gating::softmax) {
-    scale_row(static_cast<float>(1 / sum), scores, scores, experts);
+    scale_row<float>(static_cast<float>(1 / sum), scores, scores, experts);
   } else {
     sigmoid_scores(logits, kSigmoidOffset, scores, experts);
   }

@@ -1,6 +1,8 @@
-// Small helpers of the cpu operators: how many threads a loop deserves, and the address of a row.
+// Small helpers of the cpu operators: how many threads a loop deserves, the address of a row, the element type of a
+// body.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/stream.h"
@@ -13,9 +15,19 @@ inline int threads_for(const Stream& stream, int64_t elements) {
   return elements < kWorthSharing ? 1 : stream.device().threads;
 }
 
-// Row n of an f32 matrix whose rows may be strided.
-inline float* row(const Tensor& t, int64_t n) {
-  return t.f32() + n * t.row_stride;
+// Row n of a matrix whose rows may be strided.
+template <class T = float>
+T* row(const Tensor& t, int64_t n) {
+  return t.as<T>() + n * t.row_stride;
+}
+inline std::byte* byte_row(const Tensor& t, int64_t n) {
+  return static_cast<std::byte*>(t.data) + n * t.row_stride * bytes_of(t.dtype);
+}
+
+// Calls body.operator()<float>() or <Bf16>(): operators of the model take either.
+template <class Body>
+void with_element(DType dtype, const Body& body) {
+  dtype == DType::bf16 ? body.template operator()<Bf16>() : body.template operator()<float>();
 }
 
 inline int64_t ceil_div(int64_t a, int64_t b) {

@@ -22,4 +22,10 @@ inline void require_dense(const char* op, const char* name, const Tensor& t, DTy
   require(t.contiguous(), op, "{} {} has rows {} elements apart", name, t, t.row_stride);
 }
 
+// `t` is an operand of the model: f32 or bf16. The other operands of the call have to be of its dtype.
+inline void require_element(const char* op, const char* name, const Tensor& t) {
+  require(t.defined() && (t.dtype == DType::f32 || t.dtype == DType::bf16), op, "{} is {} instead of f32 or bf16", name,
+          t);
+}
+
 }  // namespace olmo::ops

@@ -16,9 +16,10 @@ int64_t check_heads(const char* op, const Tensor& qkv, const Tensor& q_weight, c
   const int64_t hd = q_weight.cols();
   require(heads >= 1 && kv_heads >= 1, op, "{} heads and {} kv heads", heads, kv_heads);
   require(hd >= 2 && hd % 2 == 0, op, "head_dim {} is not even", hd);
-  require_tensor(op, "qkv", qkv, DType::f32, {n, (heads + 2 * kv_heads) * hd});
-  require_dense(op, "q_weight", q_weight, DType::f32, {hd});
-  require_dense(op, "k_weight", k_weight, DType::f32, {hd});
+  require_element(op, "qkv", qkv);
+  require_tensor(op, "qkv", qkv, qkv.dtype, {n, (heads + 2 * kv_heads) * hd});
+  require_dense(op, "q_weight", q_weight, qkv.dtype, {hd});
+  require_dense(op, "k_weight", k_weight, qkv.dtype, {hd});
   require_dense(op, "positions", positions, DType::i32, {n});
   require_tensor(op, "cos_sin", cos_sin, DType::f32, {cos_sin.rows(), hd});
   require_tensor(op, "rstd", rstd, DType::f32, {n, heads + kv_heads});
@@ -30,10 +31,11 @@ void RmsNormForwardArgs::check() const {
   const char* op = "rms_norm_forward";
   const int64_t n = x.rows();
   const int64_t d = x.cols();
-  require_tensor(op, "x", x, DType::f32, {n, d});
-  require_dense(op, "w", w, DType::f32, {d});
-  if (residual.defined()) require_tensor(op, "residual", residual, DType::f32, {n, d});
-  require_tensor(op, "y", y, DType::f32, {n, d});
+  require_element(op, "x", x);
+  require_tensor(op, "x", x, x.dtype, {n, d});
+  require_dense(op, "w", w, x.dtype, {d});
+  if (residual.defined()) require_tensor(op, "residual", residual, x.dtype, {n, d});
+  require_tensor(op, "y", y, x.dtype, {n, d});
   require_dense(op, "rstd", rstd, DType::f32, {n});
 }
 
@@ -55,11 +57,12 @@ void RmsNormBackwardArgs::check() const {
   const char* op = "rms_norm_backward";
   const int64_t n = x.rows();
   const int64_t d = x.cols();
-  require_tensor(op, "x", x, DType::f32, {n, d});
-  require_tensor(op, "dy", dy, DType::f32, {n, d});
-  require_dense(op, "w", w, DType::f32, {d});
+  require_element(op, "x", x);
+  require_tensor(op, "x", x, x.dtype, {n, d});
+  require_tensor(op, "dy", dy, x.dtype, {n, d});
+  require_dense(op, "w", w, x.dtype, {d});
   require_dense(op, "rstd", rstd, DType::f32, {n});
-  require_tensor(op, "dx", dx, DType::f32, {n, d});
+  require_tensor(op, "dx", dx, x.dtype, {n, d});
   require_dense(op, "dw", dw, DType::f32, {d});
   require(!accumulate_dx || dx.data != dy.data, op, "dx is added to, so it cannot be dy");
 }
@@ -82,7 +85,7 @@ void rms_norm_backward(const RmsNormBackwardArgs& args, Stream& stream) {
 void QkNormRopeForwardArgs::check() const {
   const char* op = "qk_norm_rope_forward";
   const int64_t hd = check_heads(op, qkv, q_weight, k_weight, positions, cos_sin, rstd, heads, kv_heads);
-  require_tensor(op, "qk", qk, DType::f32, {qkv.rows(), (heads + kv_heads) * hd});
+  require_tensor(op, "qk", qk, qkv.dtype, {qkv.rows(), (heads + kv_heads) * hd});
 }
 
 Cost QkNormRopeForwardArgs::cost() const {
@@ -103,8 +106,8 @@ void QkNormRopeBackwardArgs::check() const {
   const char* op = "qk_norm_rope_backward";
   const int64_t hd = check_heads(op, qkv, q_weight, k_weight, positions, cos_sin, rstd, heads, kv_heads);
   const int64_t n = qkv.rows();
-  require_tensor(op, "dqk", dqk, DType::f32, {n, (heads + kv_heads) * hd});
-  require_tensor(op, "dqkv", dqkv, DType::f32, {n, (heads + 2 * kv_heads) * hd});
+  require_tensor(op, "dqk", dqk, qkv.dtype, {n, (heads + kv_heads) * hd});
+  require_tensor(op, "dqkv", dqkv, qkv.dtype, {n, (heads + 2 * kv_heads) * hd});
   require_dense(op, "dq_weight", dq_weight, DType::f32, {hd});
   require_dense(op, "dk_weight", dk_weight, DType::f32, {hd});
 }

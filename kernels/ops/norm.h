@@ -1,11 +1,12 @@
-// RMSNorm (Zhang & Sennrich 2019), alone, with a residual, and per head before RoPE (Su et al. 2021).
+// RMSNorm (Zhang & Sennrich 2019), alone, with a residual, and per head before RoPE (Su et al. 2021). Operands are all
+// f32 or all bf16 except what is said to be f32.
 #pragma once
 
 #include "kernels/stream.h"
 
 namespace olmo::ops {
 
-// y = [residual +] x * rstd * w,  rstd = 1 / sqrt(mean(x^2) + eps) per row, f32.
+// y = [residual +] x * rstd * w,  rstd = 1 / sqrt(mean(x^2) + eps) per row.
 // x, y and the optional residual [N, d]; w [d]; rstd f32 [N] is kept for the backward pass. y may be the residual.
 struct RmsNormForwardArgs {
   Tensor x, w, residual, y, rstd;
@@ -17,7 +18,7 @@ struct RmsNormForwardArgs {
 };
 void rms_norm_forward(const RmsNormForwardArgs& args, Stream& stream);
 
-// dx = d loss / dx (added to dx with `accumulate_dx`; dx may be dy without it), dw [d] (+)= by `accumulate_dw`.
+// dx = d loss / dx (added to dx with `accumulate_dx`; dx may be dy without it), dw f32 [d] (+)= by `accumulate_dw`.
 // dw is a sum over rows in fixed blocks, so it does not depend on the number of threads.
 struct RmsNormBackwardArgs {
   Tensor dy, x, w, rstd, dx, dw;
@@ -48,7 +49,7 @@ struct QkNormRopeForwardArgs {
 void qk_norm_rope_forward(const QkNormRopeForwardArgs& args, Stream& stream);
 
 // Backward of the above: dqk is the gradient of qk; the q | k columns of dqkv are overwritten (its v columns are left
-// alone). dq_weight and dk_weight [head_dim] (+)= by `accumulate`. dqk may be the q | k columns of dqkv.
+// alone). dq_weight and dk_weight f32 [head_dim] (+)= by `accumulate`. dqk may be the q | k columns of dqkv.
 struct QkNormRopeBackwardArgs {
   Tensor dqk, qkv, q_weight, k_weight, positions, cos_sin, rstd;
   Tensor dqkv, dq_weight, dk_weight;

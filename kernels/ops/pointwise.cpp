@@ -6,8 +6,6 @@
 namespace olmo::ops {
 
 namespace {
-constexpr int64_t kFloat = 4;
-
 void check_rows(const char* op, const Tensor& rows) {
   if (rows.defined()) require_dense(op, "rows", rows, DType::i32, {1});
 }
@@ -21,8 +19,9 @@ void check_same(const char* op, const char* name, const Tensor& t, const Tensor&
 void EmbeddingForwardArgs::check() const {
   const char* op = "embedding_forward";
   require_dense(op, "ids", ids, DType::i32, {y.rows()});
-  require_tensor(op, "table", table, DType::f32, {table.rows(), y.cols()});
-  require_tensor(op, "y", y, DType::f32, {y.rows(), y.cols()});
+  require_element(op, "y", y);
+  require_tensor(op, "table", table, y.dtype, {table.rows(), y.cols()});
+  require_tensor(op, "y", y, y.dtype, {y.rows(), y.cols()});
 }
 
 Cost EmbeddingForwardArgs::cost() const {
@@ -40,13 +39,15 @@ void embedding_forward(const EmbeddingForwardArgs& args, Stream& stream) {
 void EmbeddingBackwardArgs::check() const {
   const char* op = "embedding_backward";
   require_dense(op, "ids", ids, DType::i32, {dy.rows()});
-  require_tensor(op, "dy", dy, DType::f32, {dy.rows(), dy.cols()});
+  require_element(op, "dy", dy);
+  require_tensor(op, "dy", dy, dy.dtype, {dy.rows(), dy.cols()});
   require_tensor(op, "dtable", dtable, DType::f32, {dtable.rows(), dy.cols()});
 }
 
 Cost EmbeddingBackwardArgs::cost() const {
-  return {2.0 * static_cast<double>(dy.elements()), ids.bytes() + 2 * dy.bytes(),
-          dy.bytes() + (accumulate ? 0 : dtable.bytes())};
+  const int64_t sums = dy.elements() * bytes_of(dtable.dtype);
+  return {2.0 * static_cast<double>(dy.elements()), ids.bytes() + dy.bytes() + sums,
+          sums + (accumulate ? 0 : dtable.bytes())};
 }
 
 int64_t EmbeddingBackwardArgs::workspace(const Device&) const {
@@ -59,15 +60,17 @@ void embedding_backward(const EmbeddingBackwardArgs& args, Stream& stream) {
 
 void SwigluForwardArgs::check() const {
   const char* op = "swiglu_forward";
-  require_tensor(op, "h", h, DType::f32, {h.rows(), h.cols()});
-  require_tensor(op, "ug", ug, DType::f32, {h.rows(), 2 * h.cols()});
+  require_element(op, "h", h);
+  require_tensor(op, "h", h, h.dtype, {h.rows(), h.cols()});
+  require_tensor(op, "ug", ug, h.dtype, {h.rows(), 2 * h.cols()});
   check_rows(op, rows);
   check_rows(op, first);
 }
 
 Cost SwigluForwardArgs::cost() const {
   const int64_t elements = (expected_rows < 0 ? h.rows() : expected_rows) * h.cols();
-  return {5.0 * static_cast<double>(elements), 2 * elements * kFloat, elements * kFloat};
+  const int64_t bytes = elements * bytes_of(h.dtype);
+  return {5.0 * static_cast<double>(elements), 2 * bytes, bytes};
 }
 
 int64_t SwigluForwardArgs::workspace(const Device&) const {
@@ -80,16 +83,18 @@ void swiglu_forward(const SwigluForwardArgs& args, Stream& stream) {
 
 void SwigluBackwardArgs::check() const {
   const char* op = "swiglu_backward";
-  require_tensor(op, "dh", dh, DType::f32, {dh.rows(), dh.cols()});
-  require_tensor(op, "ug", ug, DType::f32, {dh.rows(), 2 * dh.cols()});
-  require_tensor(op, "dug", dug, DType::f32, {dh.rows(), 2 * dh.cols()});
+  require_element(op, "dh", dh);
+  require_tensor(op, "dh", dh, dh.dtype, {dh.rows(), dh.cols()});
+  require_tensor(op, "ug", ug, dh.dtype, {dh.rows(), 2 * dh.cols()});
+  require_tensor(op, "dug", dug, dh.dtype, {dh.rows(), 2 * dh.cols()});
   check_rows(op, rows);
   check_rows(op, first);
 }
 
 Cost SwigluBackwardArgs::cost() const {
   const int64_t elements = (expected_rows < 0 ? dh.rows() : expected_rows) * dh.cols();
-  return {12.0 * static_cast<double>(elements), 3 * elements * kFloat, 2 * elements * kFloat};
+  const int64_t bytes = elements * bytes_of(dh.dtype);
+  return {12.0 * static_cast<double>(elements), 3 * bytes, 2 * bytes};
 }
 
 int64_t SwigluBackwardArgs::workspace(const Device&) const {
@@ -102,7 +107,7 @@ void swiglu_backward(const SwigluBackwardArgs& args, Stream& stream) {
 
 void AddArgs::check() const {
   const char* op = "add";
-  require(y.defined() && y.dtype == DType::f32, op, "y is {}", y);
+  require_element(op, "y", y);
   check_same(op, "a", a, y);
   check_same(op, "b", b, y);
 }
@@ -117,6 +122,25 @@ int64_t AddArgs::workspace(const Device&) const {
 
 void add(const AddArgs& args, Stream& stream) {
   dispatch("add", args, stream, cpu::add);
+}
+
+void CastArgs::check() const {
+  const char* op = "cast";
+  require_element(op, "x", x);
+  require_element(op, "y", y);
+  require(x.dtype != y.dtype && x.rank == y.rank && x.shape == y.shape, op, "x is {}, y is {}", x, y);
+}
+
+Cost CastArgs::cost() const {
+  return {0, x.bytes(), y.bytes()};
+}
+
+int64_t CastArgs::workspace(const Device&) const {
+  return 0;
+}
+
+void cast(const CastArgs& args, Stream& stream) {
+  dispatch("cast", args, stream, cpu::cast);
 }
 
 void ZeroArgs::check() const {

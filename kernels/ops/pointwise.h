@@ -1,11 +1,11 @@
-// Embedding, SwiGLU, sums and fills.
+// Embedding, SwiGLU, sums, casts and fills. Operands are all f32 or all bf16 unless stated.
 #pragma once
 
 #include "kernels/stream.h"
 
 namespace olmo::ops {
 
-// y[n] = scale * table[ids[n]], f32. ids i32 [N], table [V, d], y [N, d].
+// y[n] = scale * table[ids[n]]. ids i32 [N], table [V, d], y [N, d].
 struct EmbeddingForwardArgs {
   Tensor ids, table, y;
   float scale = 1;
@@ -17,7 +17,7 @@ struct EmbeddingForwardArgs {
 void embedding_forward(const EmbeddingForwardArgs& args, Stream& stream);
 
 // dtable[v] (+)= scale * sum of dy[n] over the tokens n with ids[n] = v, in ascending n.
-// Without `accumulate` every other row becomes zero.
+// Without `accumulate` every other row becomes zero. dtable is f32.
 struct EmbeddingBackwardArgs {
   Tensor ids, dy, dtable;
   float scale = 1;
@@ -55,7 +55,7 @@ struct SwigluBackwardArgs {
 };
 void swiglu_backward(const SwigluBackwardArgs& args, Stream& stream);
 
-// y = a + b, all of one shape, f32; y may be a or b.
+// y = a + b, all of one shape; y may be a or b.
 struct AddArgs {
   Tensor a, b, y;
 
@@ -64,6 +64,16 @@ struct AddArgs {
   int64_t workspace(const Device& device) const;
 };
 void add(const AddArgs& args, Stream& stream);
+
+// y = x as bf16 (rounded to nearest, ties to even) from f32, or as f32 from bf16; of one shape, rows may be strided.
+struct CastArgs {
+  Tensor x, y;
+
+  void check() const;
+  Cost cost() const;
+  int64_t workspace(const Device& device) const;
+};
+void cast(const CastArgs& args, Stream& stream);
 
 // Every byte zero.
 struct ZeroArgs {

@@ -5,12 +5,31 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/stream.h"
 #include "tests/catch.h"
 
 namespace olmo::test {
+
+inline double to_double(Bf16 x) {
+  return static_cast<double>(to_f32(x));
+}
+template <class T>
+double to_double(T x) {
+  return static_cast<double>(x);
+}
+
+// x = value, rounded to its type.
+template <class T>
+void set(T& x, double value) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    x = to_bf16(static_cast<float>(value));
+  } else {
+    x = static_cast<T>(value);
+  }
+}
 
 // A tensor that owns its elements.
 template <class T>
@@ -28,15 +47,25 @@ struct Owned {
   Owned& operator=(const Owned&) = delete;
 
   size_t size() const { return v.size() - 1; }
-  std::vector<double> doubles() const { return {v.begin(), v.end() - 1}; }
+  std::vector<double> doubles() const {
+    std::vector<double> x(size());
+    for (size_t i = 0; i < x.size(); ++i) x[i] = to_double(v[i]);
+    return x;
+  }
   std::vector<T> values() const { return {v.begin(), v.end() - 1}; }
   void set(const std::vector<double>& from) {
-    for (size_t i = 0; i < size(); ++i) v[i] = static_cast<T>(from[i]);
+    for (size_t i = 0; i < size(); ++i) test::set(v[i], from[i]);
   }
   T& operator[](int64_t i) { return v[static_cast<size_t>(i)]; }
 };
 using Floats = Owned<float>;
 using Ints = Owned<int32_t>;
+
+// How far an output in T may be from double precision, relative and in norm: bf16 keeps 8 bits.
+template <class T>
+constexpr double kRounding = 2e-6;
+template <>
+inline constexpr double kRounding<Bf16> = 2.5e-3;
 
 // Fixed pseudo-random numbers (a 64-bit LCG, high bits), the same on every machine.
 class Numbers {
@@ -49,8 +78,9 @@ class Numbers {
   }
   double uniform() { return next() / 2147483648.0; }
   int64_t below(int64_t n) { return next() % n; }
-  void fill(Floats& x, double scale = 1) {
-    for (float& f : x.v) f = static_cast<float>(scale * (2 * uniform() - 1));
+  template <class T>
+  void fill(Owned<T>& x, double scale = 1) {
+    for (T& f : x.v) set(f, scale * (2 * uniform() - 1));
   }
 
  private:

@@ -20,19 +20,6 @@ struct Sizes {
   int64_t documents = 0;
 };
 
-float to_float(float x) {
-  return x;
-}
-float to_float(Bf16 x) {
-  return to_f32(x);
-}
-void set(float& x, double value) {
-  x = static_cast<float>(value);
-}
-void set(Bf16& x, double value) {
-  x = to_bf16(static_cast<float>(value));
-}
-
 // All operands of forward and backward; every matrix is a block of columns of a wider one.
 template <class T>
 struct CaseOf {
@@ -59,9 +46,7 @@ struct CaseOf {
         dv({s.batch * s.keys, kv_cols + 9}),
         starts({s.batch * s.queries}) {
     Numbers numbers(static_cast<uint64_t>(s.queries * 131 + s.head_dim));
-    for (Matrix* f : {&q, &k, &v, &dout}) {
-      for (T& x : f->v) set(x, 1.5 * (2 * numbers.uniform() - 1));
-    }
+    for (Matrix* f : {&q, &k, &v, &dout}) numbers.fill(*f, 1.5);
     for (Matrix* f : {&o, &dq, &dk, &dv}) {
       for (T& x : f->v) set(x, kNaN);
     }
@@ -104,7 +89,7 @@ Doubles gather(const Owned<T>& x) {
   Doubles y;
   for (int64_t r = 0; r < t.rows(); ++r) {
     for (int64_t c = 0; c < t.cols(); ++c) {
-      y.push_back(static_cast<double>(to_float(t.as<T>()[r * t.row_stride + c])));
+      y.push_back(to_double(t.as<T>()[r * t.row_stride + c]));
     }
   }
   return y;
@@ -200,8 +185,8 @@ void check_case(const Sizes& s, const Tolerance& tolerance) {
   // Columns around the views stay as they were.
   for (int64_t r = 0; r < c.dq.t.rows(); ++r) {
     for (int64_t col : {int64_t{0}, int64_t{3}, c.q_cols + 4, c.q_cols + 8}) {
-      REQUIRE(std::isnan(to_float(c.o[r * (c.q_cols + 9) + col])));
-      REQUIRE(std::isnan(to_float(c.dq[r * (c.q_cols + 9) + col])));
+      REQUIRE(std::isnan(to_double(c.o[r * (c.q_cols + 9) + col])));
+      REQUIRE(std::isnan(to_double(c.dq[r * (c.q_cols + 9) + col])));
     }
   }
 }
