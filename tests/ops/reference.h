@@ -65,7 +65,7 @@ using Ints = Owned<int32_t>;
 template <class T>
 constexpr double kRounding = 2e-6;
 template <>
-inline constexpr double kRounding<Bf16> = 2.5e-3;
+inline constexpr double kRounding<Bf16> = 4e-3;
 
 // Fixed pseudo-random numbers (a 64-bit LCG, high bits), the same on every machine.
 class Numbers {
