@@ -3,7 +3,9 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cstddef>
 
+#include "kernels/cpu/block_product.h"
 #include "kernels/cpu/sgemm.h"
 
 namespace olmo::cpu {
@@ -36,44 +38,37 @@ int64_t part_begin(int64_t size, int64_t index, int64_t parts) {
   return std::min(size, (size * index / parts + 15) / 16 * 16);
 }
 
-bool copies_panels(const ops::GemmArgs& args) {
-  return args.trans_a && args.a.row_stride >= kPanelStride;
+// The part [begin, end) of the dimension of op(t) that c has, too.
+Tensor share(const Tensor& t, bool by_columns, int64_t begin, int64_t end) {
+  return by_columns ? t.column_range(begin, end) : t.row_range(begin, end);
 }
 
 }  // namespace
 
 int64_t gemm_workspace(const ops::GemmArgs& args, int threads) {
-  return copies_panels(args) ? threads * kPanelFloats * static_cast<int64_t>(sizeof(float)) : 0;
+  return threads * panel_bytes(args.a, args.trans_a);
 }
 
 void gemm(const ops::GemmArgs& args, void* workspace, Stream& stream) {
   const int64_t m = args.c.rows();
   const int64_t n = args.c.cols();
-  const int64_t k = args.trans_a ? args.a.rows() : args.a.cols();
-  const Matrix a{args.a.f32(), args.a.row_stride};
-  const Matrix b{args.b.f32(), args.b.row_stride};
-  const Matrix c{args.c.f32(), args.c.row_stride};
   const int threads = stream.device().threads;
   const Grid grid = choose_grid(m, n, threads);
-  const bool panels = copies_panels(args);
+  const int64_t panel = panel_bytes(args.a, args.trans_a);
 #pragma omp parallel num_threads(threads)
   {
     one_thread_each();
-    float* panel = static_cast<float*>(workspace) + (panels ? omp_get_thread_num() * kPanelFloats : 0);
+    std::byte* own_panel = static_cast<std::byte*>(workspace) + omp_get_thread_num() * panel;
 #pragma omp for schedule(static)
     for (int64_t block = 0; block < grid.rows * grid.cols; ++block) {
       const int64_t row = part_begin(m, block / grid.cols, grid.rows);
       const int64_t col = part_begin(n, block % grid.cols, grid.cols);
-      const int64_t rows = part_begin(m, block / grid.cols + 1, grid.rows) - row;
-      const int64_t cols = part_begin(n, block % grid.cols + 1, grid.cols) - col;
-      const Matrix a_block{args.trans_a ? a.at(0, row) : a.at(row, 0), a.stride};
-      const Matrix b_block{args.trans_b ? b.at(col, 0) : b.at(0, col), b.stride};
-      const Matrix c_block{c.at(row, col), c.stride};
-      if (panels) {
-        sgemm_transposed_panels(args.trans_b, rows, cols, k, a_block, b_block, args.accumulate, c_block, panel);
-      } else {
-        sgemm(args.trans_a, args.trans_b, rows, cols, k, a_block, b_block, args.accumulate, c_block);
-      }
+      const int64_t row_end = part_begin(m, block / grid.cols + 1, grid.rows);
+      const int64_t col_end = part_begin(n, block % grid.cols + 1, grid.cols);
+      block_product(
+          {share(args.a, args.trans_a, row, row_end), share(args.b, !args.trans_b, col, col_end),
+           args.c.row_range(row, row_end).column_range(col, col_end), args.trans_a, args.trans_b, args.accumulate},
+          own_panel);
     }
   }
 }

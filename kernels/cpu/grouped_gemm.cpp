@@ -3,7 +3,9 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cstddef>
 
+#include "kernels/cpu/block_product.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/sgemm.h"
 
@@ -42,11 +44,6 @@ int64_t items_bytes(int64_t count) {
   return (count * static_cast<int64_t>(sizeof(Item)) + 63) / 64 * 64;
 }
 
-// Whether a column block of `a` is copied before it is multiplied (see sgemm.h).
-bool copies_panels(const ops::GroupedWgradArgs& args) {
-  return args.a.row_stride >= kPanelStride;
-}
-
 int64_t wgrad_items(const ops::GroupedWgradArgs& args) {
   return args.dw.shape[0] * ((args.dw.shape[1] + kTileRows - 1) / kTileRows);
 }
@@ -67,9 +64,6 @@ void grouped_gemm(const ops::GroupedGemmArgs& args, void* workspace, Stream& str
   }
   order(items, end);
   const int64_t count = end - items;
-  const Matrix x{args.x.f32(), args.x.row_stride};
-  const Matrix w{args.w.f32(), args.w.row_stride};
-  const Matrix y{args.y.f32(), args.y.row_stride};
   const int threads = stream.device().threads;
 #pragma omp parallel num_threads(threads)
   {
@@ -77,56 +71,44 @@ void grouped_gemm(const ops::GroupedGemmArgs& args, void* workspace, Stream& str
 #pragma omp for schedule(dynamic)
     for (int64_t i = 0; i < count; ++i) {
       const Item& item = items[i];
-      const Matrix weight{w.at(item.expert * args.w.shape[1], 0), w.stride};
-      sgemm(false, args.trans_w, item.end - item.begin, args.y.cols(), args.x.cols(), {x.at(item.begin, 0), x.stride},
-            weight, false, {y.at(item.begin, 0), y.stride});
+      block_product({args.x.row_range(item.begin, item.end), args.w[item.expert],
+                     args.y.row_range(item.begin, item.end), false, args.trans_w, false},
+                    nullptr);
     }
   }
 }
 
 int64_t grouped_wgrad_workspace(const ops::GroupedWgradArgs& args, int threads) {
-  const int64_t panels = copies_panels(args) ? threads * kPanelFloats * static_cast<int64_t>(sizeof(float)) : 0;
-  return panels + items_bytes(wgrad_items(args));
+  return threads * panel_bytes(args.a, true) + items_bytes(wgrad_items(args));
 }
 
 void grouped_wgrad(const ops::GroupedWgradArgs& args, void* workspace, Stream& stream) {
   const int threads = stream.device().threads;
   const int64_t experts = args.dw.shape[0];
-  const int64_t m = args.dw.shape[1];
-  const int64_t n = args.dw.shape[2];
   const int32_t* offsets = args.offsets.i32();
-  const bool panels = copies_panels(args);
-  float* const panel_base = static_cast<float*>(workspace);
-  Item* const items = reinterpret_cast<Item*>(panel_base + (panels ? threads * kPanelFloats : 0));
+  const int64_t panel = panel_bytes(args.a, true);
+  std::byte* const panels = static_cast<std::byte*>(workspace);
+  Item* const items = reinterpret_cast<Item*>(panels + threads * panel);
   Item* end = items;
   for (int64_t e = 0; e < experts; ++e) {
     const int64_t rows = offsets[e + 1] - offsets[e];
     if (rows == 0 && args.accumulate) continue;
-    end = cut(static_cast<int32_t>(e), 0, m, kTileRows, rows, end);
+    end = cut(static_cast<int32_t>(e), 0, args.dw.shape[1], kTileRows, rows, end);
   }
   order(items, end);
   const int64_t count = end - items;
-  const Matrix a{args.a.f32(), args.a.row_stride};
-  const Matrix b{args.b.f32(), args.b.row_stride};
-  const Matrix dw{args.dw.f32(), args.dw.row_stride};
 #pragma omp parallel num_threads(threads)
   {
     one_thread_each();
-    float* panel = panel_base + (panels ? omp_get_thread_num() * kPanelFloats : 0);
+    std::byte* own_panel = panels + omp_get_thread_num() * panel;
 #pragma omp for schedule(dynamic)
     for (int64_t i = 0; i < count; ++i) {
       const Item& item = items[i];
       const int64_t first = offsets[item.expert];
-      const int64_t rows = offsets[item.expert + 1] - first;
-      const Matrix a_block{a.at(first, item.begin), a.stride};
-      const Matrix b_block{b.at(first, 0), b.stride};
-      const Matrix c_block{dw.at(item.expert * m + item.begin, 0), dw.stride};
-      if (panels) {
-        sgemm_transposed_panels(false, item.end - item.begin, n, rows, a_block, b_block, args.accumulate, c_block,
-                                panel);
-      } else {
-        sgemm(true, false, item.end - item.begin, n, rows, a_block, b_block, args.accumulate, c_block);
-      }
+      const int64_t last = offsets[item.expert + 1];
+      block_product({args.a.row_range(first, last).column_range(item.begin, item.end), args.b.row_range(first, last),
+                     args.dw[item.expert].row_range(item.begin, item.end), true, false, args.accumulate},
+                    own_panel);
     }
   }
 }

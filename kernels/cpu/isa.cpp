@@ -29,6 +29,14 @@ Isa isa() {
   return chosen;
 }
 
+bool has_bf16() {
+  static const bool has = [] {
+    __builtin_cpu_init();
+    return isa() == Isa::avx512 && __builtin_cpu_supports("avx512bf16");
+  }();
+  return has;
+}
+
 const char* name_of(Isa isa) {
   switch (isa) {
     case Isa::baseline:

@@ -15,6 +15,8 @@ enum class Isa { baseline, avx2, avx512 };
 // the machine has it. Decided once.
 Isa isa();
 const char* name_of(Isa isa);
+// Whether the machine multiplies bf16 (AVX512-BF16; what has AMX has it, too) and isa() is avx512.
+bool has_bf16();
 
 template <class Function>
 Function* choose(Function* baseline, Function* avx2, Function* avx512) {
