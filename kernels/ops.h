@@ -15,6 +15,7 @@
 #include "kernels/ops/loss.h"
 #include "kernels/ops/moe.h"
 #include "kernels/ops/moe_exchange.h"
+#include "kernels/ops/mx.h"
 #include "kernels/ops/norm.h"
 #include "kernels/ops/optim.h"
 #include "kernels/ops/pointwise.h"

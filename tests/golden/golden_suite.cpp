@@ -1,7 +1,7 @@
 // Runs the cases of a folder against their right answers and prints one line each. Kinds of file, told apart by what
 // they hold: a model with losses and gradients (param.*), ten AdamW steps (start.* and end.*), a loss curve (start.*
-// and log.ce), the loader's order (a JSON object with `shuffle`), tokenizer cases (a JSON list; tokenizer.json beside
-// it).
+// and log.ce), MXFP8 bytes (swizzle.in), the loader's order (a JSON object with `shuffle`), tokenizer cases (a JSON
+// list; tokenizer.json beside it).
 //   golden_suite FOLDER        every case of the folder
 //   golden_suite FILE          that one
 // Exit status: 0 all passed, 1 a case failed, 2 nothing to run.
@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -169,6 +170,51 @@ Outcome run_tokenizer(const json& cases, const fs::path& tokenizer_file) {
   return out;
 }
 
+// Bytes that stand in a file as integers.
+std::vector<uint8_t> bytes_of_integers(const SafetensorsFile& file, const std::string& name) {
+  const std::vector<double> values = file.values(name);
+  std::vector<uint8_t> bytes(values.size());
+  std::transform(values.begin(), values.end(), bytes.begin(), [](double v) { return static_cast<uint8_t>(v); });
+  return bytes;
+}
+
+// Quantised rows under both scale rules, from f32 and from bf16, and the scales in tiles.
+Outcome run_mxfp8(const SafetensorsFile& file, const Device& device) {
+  Outcome out;
+  Stream stream(device, 0);
+  const std::vector<int64_t>& shape = file.entry("x").shape;
+  const int64_t n = shape[0], d = shape[1];
+  const std::string_view x = file.bytes("x");
+  std::vector<float> wide(static_cast<size_t>(n * d));
+  std::memcpy(wide.data(), x.data(), x.size());
+  std::vector<Bf16> narrow(wide.size());
+  std::transform(wide.begin(), wide.end(), narrow.begin(), to_bf16);
+  for (const std::string rule : {"rceil", "floor"}) {
+    for (const std::string source : {"f32", "bf16"}) {
+      std::vector<uint8_t> codes(wide.size()), scales(wide.size() / 32);
+      ops::MxQuantizeArgs args;
+      args.x = source == "f32" ? Tensor(wide.data(), DType::f32, {n, d}) : Tensor(narrow.data(), DType::bf16, {n, d});
+      args.codes = Tensor(codes.data(), DType::e4m3, {n, d});
+      args.scales = Tensor(scales.data(), DType::e8m0, {n, d / 32});
+      args.rule = rule == "rceil" ? ops::MxRule::rceil : ops::MxRule::floor;
+      ops::mx_quantize(args, stream);
+      const std::string name = rule + "." + source;
+      out.expect(scales == bytes_of_integers(file, name + ".e8m0"), name + ": other scales");
+      out.expect(codes == bytes_of_integers(file, name + ".e4m3"), name + ": other codes");
+    }
+  }
+  const std::vector<double> plain = file.values("swizzle.in"), tiled = file.values("swizzle.out");
+  const int64_t columns = file.entry("swizzle.in").shape[1];
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < static_cast<int64_t>(plain.size()); ++i) {
+    const int64_t at = ops::mx_tiled_scale(i / columns, i % columns, columns);
+    wrong += tiled[static_cast<size_t>(at)] != plain[static_cast<size_t>(i)];
+  }
+  out.expect(wrong == 0, fmt::format("{} scales lie elsewhere in the tiles", wrong));
+  out.note = fmt::format("{} elements, {} tiled scales", 4 * n * d, plain.size());
+  return out;
+}
+
 // Runs one file if it is of a known kind; false if it is not a case by itself.
 bool run_file(const fs::path& path, const Device& device, Outcome& out) {
   if (path.extension() == ".safetensors") {
@@ -180,6 +226,8 @@ bool run_file(const fs::path& path, const Device& device, Outcome& out) {
       out = run_model(file, device);
     } else if (has_end) {
       out = run_training(file, training_config(file), device, groups);
+    } else if (file.contains("swizzle.in")) {
+      out = run_mxfp8(file, device);
     } else if (file.contains("log.ce")) {
       out = run_curve(file, training_config(file), device, groups, file.entry("batches").shape[0]);
     } else {
