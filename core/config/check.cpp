@@ -79,7 +79,6 @@ class Rules {
     only("run.device", c_.run.device != "cuda", c_.run.device, "cpu or auto");
     only("run.cuda_graphs", c_.run.cuda_graphs != "on", c_.run.cuda_graphs, "auto or off");
     only("precision.mode", c_.precision_mode == "fp32", print_text(c_.precision_mode), "fp32");
-    only("recompute.mode", c_.recompute_mode == "none", print_text(c_.recompute_mode), "none");
   }
 
   void check_parallel() const {
@@ -191,6 +190,11 @@ class Rules {
            "model.dense.layers is {} with model.n_layers {}; allowed: 0 to {}", m.dense.layers, m.n_layers, m.n_layers);
     }
     if (m.dense.layers < m.n_layers) check_moe(m.moe);
+    for (int64_t layer : c_.recompute.layers) {
+      if (layer < m.n_layers) continue;
+      fail({"recompute.layers", "model.n_layers"}, "recompute.layers has {} with model.n_layers {}; allowed: 0 to {}",
+           layer, m.n_layers, m.n_layers - 1);
+    }
   }
 
   void check_moe(const MoeConfig& moe) const {

@@ -15,6 +15,7 @@ enum class RoutingKind : uint8_t { learned, random, uniform };
 enum class BalanceGranularity : uint8_t { local_batch, instance };
 enum class ScheduleKind : uint8_t { wsd, cosine, linear, constant };
 enum class ScheduleUnit : uint8_t { steps, tokens };
+enum class RecomputeKind : uint8_t { none, block, selective };
 
 struct MoeConfig {
   int64_t experts = 16;
@@ -129,6 +130,11 @@ struct ParallelConfig {
   std::string ep_transport = "auto";
 };
 
+struct RecomputeConfig {
+  RecomputeKind mode = RecomputeKind::none;
+  std::vector<int64_t> layers;  // that are recomputed, empty = all
+};
+
 struct CheckpointConfig {
   int64_t every = 100;     // steps between checkpoints, 0 = only at the end
   int64_t keep_last = 2;   // newest checkpoints kept, 0 = all
@@ -166,7 +172,7 @@ struct RunConfig {
   ScheduleConfig schedule;
   ParallelConfig parallel;
   std::string precision_mode = "fp32";
-  std::string recompute_mode = "none";
+  RecomputeConfig recompute;
   CheckpointConfig checkpoint;
   EvalConfig eval;
   MetricsConfig metrics;

@@ -206,10 +206,12 @@ Keys other_keys(RunConfig& c) {
   return {
       {"precision.mode", &c.precision_mode, "arithmetic of training", {}, {"fp32", "bf16", "mxfp8"}},
       {"recompute.mode",
-       &c.recompute_mode,
-       "activations computed again in backward",
+       enum_slot(c.recompute.mode),
+       "activations that backward computes again. block: all but a block's input and its routing; selective: all but "
+       "also the products of attention's projections and of the shared expert's first",
        {},
        {"none", "block", "selective"}},
+      {"recompute.layers", &c.recompute.layers, "layers that are recomputed, counted from 0; empty = all", kCount},
       {"checkpoint.every", &c.checkpoint.every, "steps between checkpoints, 0 = only at the end", kCount},
       {"checkpoint.keep_last", &c.checkpoint.keep_last, "newest checkpoints kept, 0 = all", kCount},
       {"checkpoint.keep_every", &c.checkpoint.keep_every,

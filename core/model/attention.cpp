@@ -27,16 +27,20 @@ struct Columns {
 
 }  // namespace
 
-void attention_forward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& s,
-                       const Tensor& x, const Tensor& branch, Arena& arena, Stream& stream) {
+void attention_forward(BlockPass& pass, const Tensor& x) {
+  const BlockContext& ctx = pass.ctx;
+  const BlockSpec& block = pass.block;
+  const MicroBatch& mb = pass.mb;
+  BlockState& s = pass.state;
+  Arena& arena = pass.arena;
+  Stream& stream = pass.stream;
   const ModelConfig& m = ctx.model;
   const ParamStore& params = ctx.params;
   const BlockParams& p = block.params;
   const Columns c(m);
   const int64_t n = mb.tokens();
 
-  s.qkv = arena.allocate(x.dtype, {n, c.v});
-  ops::gemm({x, params[p.w_qkv].value, s.qkv, false, true, false}, stream);
+  if (!pass.has_products()) ops::gemm({x, params[p.w_qkv].value, s.qkv, false, true, false}, stream);
   s.qk = arena.allocate(x.dtype, {n, c.k});
   s.qk_rstd = arena.allocate(DType::f32, {n, m.n_heads + m.n_kv_heads});
   ops::qk_norm_rope_forward({s.qkv, params[p.q_norm].value, params[p.k_norm].value, mb.positions, ctx.cos_sin, s.qk,
@@ -58,7 +62,7 @@ void attention_forward(const BlockContext& ctx, const BlockSpec& block, const Mi
   s.o = arena.allocate(x.dtype, {n, c.q});
   s.lse = arena.allocate(DType::f32, {mb.rows, m.n_heads, mb.sequence_length});
   ops::attention_forward({attention_shape(m, block, mb, keys), s.qk.column_range(0, c.q), k, v, s.o, s.lse}, stream);
-  ops::gemm({s.o, params[p.w_out].value, branch, false, true, false}, stream);
+  if (!pass.has_products()) ops::gemm({s.o, params[p.w_out].value, s.branch, false, true, false}, stream);
 }
 
 void attention_backward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& s,

@@ -60,27 +60,58 @@ void pre_norm_backward(const BlockContext& ctx, int64_t weight, const Tensor& di
   ops::rms_norm_backward({dinput, x, ctx.params[weight].value, rstd, grad, dw.tensor, true, dw.accumulate}, stream);
 }
 
-}  // namespace
+void allocate_products(BlockPass& pass) {
+  const ModelConfig& m = pass.ctx.model;
+  BlockState& s = pass.state;
+  s.qkv = pass.arena.allocate(s.x.dtype, {s.x.rows(), (m.n_heads + 2 * m.n_kv_heads) * m.head_dim});
+  s.branch = like(s.x, pass.arena);
+  if (pass.block.shared_hidden > 0) {
+    s.shared_ug = pass.arena.allocate(s.x.dtype, {s.x.rows(), 2 * pass.block.shared_hidden});
+  }
+}
 
-void forward_begin(BlockPass& pass) {
+// Forward as far as forward_begin goes, into memory that a recomputed block does not keep.
+void compute_begin(BlockPass& pass) {
   const BlockContext& ctx = pass.ctx;
   const BlockParams& p = pass.block.params;
   BlockState& s = pass.state;
   Arena& arena = pass.arena;
   Stream& stream = pass.stream;
-  ctx.params.acquire(p.unit, Phase::forward, stream);
 
   const Tensor attention_in = pre_norm(ctx, p.attention_pre_norm, s.x, s.xn, s.xn_rstd, arena, stream);
-  s.branch = like(s.x, arena);
-  attention_forward(ctx, pass.block, pass.mb, s, attention_in, s.branch, arena, stream);
+  attention_forward(pass, attention_in);
   s.a = like(s.x, arena);
   s.branch_rstd = norm_rstd(p.attention_post_norm, s.x, arena);
   post_norm(ctx, p.attention_post_norm, s.x, s.branch, s.branch_rstd, s.a, stream);
 
   pass.input = pre_norm(ctx, p.ffn_pre_norm, s.a, s.an, s.an_rstd, arena, stream);
   s.mlp = like(s.x, arena);
-  s.mlp_rstd = norm_rstd(p.ffn_post_norm, s.x, arena);
   feed_forward_begin(pass);
+}
+
+// Forward again, before backward: all but the block's output.
+void replay(BlockPass& pass) {
+  pass.replayed.emplace(pass.arena);
+  pass.imposed = true;
+  if (pass.block.recompute == RecomputeKind::block) allocate_products(pass);
+  compute_begin(pass);
+  feed_forward_dispatch(pass);
+  feed_forward_experts(pass);
+  feed_forward_finish(pass);
+  pass.temporaries.reset();
+}
+
+}  // namespace
+
+void forward_begin(BlockPass& pass) {
+  const RecomputeKind recompute = pass.block.recompute;
+  pass.ctx.params.acquire(pass.block.params.unit, Phase::forward, pass.stream);
+  allocate_decision(pass);
+  pass.state.mlp_rstd = norm_rstd(pass.block.params.ffn_post_norm, pass.state.x, pass.arena);
+  if (recompute != RecomputeKind::block) allocate_products(pass);
+  if (recompute != RecomputeKind::none) pass.replayed.emplace(pass.arena);
+  if (recompute == RecomputeKind::block) allocate_products(pass);
+  compute_begin(pass);
 }
 
 void forward_shared(BlockPass& pass) {
@@ -101,6 +132,7 @@ void forward_finish(BlockPass& pass, const Tensor& y) {
   feed_forward_finish(pass);
   pass.temporaries.reset();
   post_norm(pass.ctx, p.ffn_post_norm, s.a, s.mlp, s.mlp_rstd, y, pass.stream);
+  pass.replayed.reset();
   pass.ctx.params.release(p.unit, Phase::forward, pass.stream);
 }
 
@@ -108,6 +140,7 @@ void backward_begin(BlockPass& pass, const Tensor& grad) {
   const BlockParams& p = pass.block.params;
   const BlockState& s = pass.state;
   pass.ctx.params.acquire(p.unit, Phase::backward, pass.stream);
+  if (pass.block.recompute != RecomputeKind::none) replay(pass);
   pass.temporaries.emplace(pass.arena);
   pass.input = p.ffn_pre_norm < 0 ? s.a : s.an;
   pass.dbranch = post_norm_backward(pass.ctx, p.ffn_post_norm, grad, s.mlp, s.mlp_rstd, pass.arena, pass.stream);
@@ -136,6 +169,7 @@ void backward_finish(BlockPass& pass, const Tensor& grad) {
                        stream);
     pre_norm_backward(ctx, p.attention_pre_norm, dinput, s.x, s.xn_rstd, grad, stream);
   }
+  pass.replayed.reset();
   ctx.params.gradients_final(p.unit, stream);
   ctx.params.release(p.unit, Phase::backward, stream);
 }

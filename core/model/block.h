@@ -3,6 +3,9 @@
 // A block is an attention segment and a feed-forward segment, each `x + post(f(pre(x)))` with a norm before the branch
 // (pre), behind it (reordered) or both (peri). Forward keeps in the BlockState what backward needs; backward may
 // overwrite what it has used.
+//
+// A recomputed block gives back most of that when its forward is done, and its backward begins by computing it again,
+// to the same bits (docs/memory.md). The routing decision is kept and imposed on the replay, which adds to no sums.
 #pragma once
 
 #include <cstdint>
@@ -32,19 +35,25 @@ struct BlockSpec {
   int64_t moe_index = -1;  // position among the MoE blocks, -1 for a dense block
   int64_t window = 0;      // 0 = full attention
   int64_t shared_hidden = 0;
+  RecomputeKind recompute = RecomputeKind::none;
   BlockParams params;
 };
 
 // What forward keeps for backward.
 struct BlockState {
-  // attention
-  Tensor x, xn, xn_rstd, qkv, qk, qk_rstd, o, lse, branch, branch_rstd, a;
-  // routing
-  Tensor an, an_rstd, scores, random_scores, router_logits, lse_router, indices, weights, counts;
+  Tensor x;
+  // the routing decision: kept by every block
+  Tensor scores, router_logits, lse_router, indices, weights, counts;
+  Tensor mlp_rstd;  // of the post norm that makes the block's output: kept by every block
+  // products over all tokens: kept by selective recomputation
+  Tensor qkv, branch, shared_ug;
+  // the rest of attention
+  Tensor xn, xn_rstd, qk, qk_rstd, o, lse, branch_rstd, a;
+  Tensor an, an_rstd;
   Tensor offsets, row_of_route, route_of_row;  // one rank has all experts
   ExchangeState exchange;                      // several ranks split them
   // experts: rows in expert order; expert_out only where one rank has all experts
-  Tensor xp, ug, h, expert_out, shared_ug, shared_h, mlp, mlp_rstd;
+  Tensor xp, ug, h, expert_out, shared_h, mlp;
 };
 
 // Keys and values of earlier tokens, for generation: one row of text.
@@ -106,11 +115,18 @@ struct BlockPass {
   Arena& arena;
   Stream& stream;
 
+  // Forward: what a recomputed block gives back. Backward: what it has computed again.
+  std::optional<Arena::Scope> replayed = {};
   std::optional<Arena::Scope> temporaries = {};
   Tensor input = {};      // of the feed-forward segment
   Tensor by_expert = {};  // forward: the experts' outputs; backward: gradients of them
   Tensor dbranch = {}, dinput = {}, dweights = {};
   bool shared_begun = false;
+  // Forward with the routing imposed: the state's decision is taken as it is, and nothing is added to the sums.
+  bool imposed = false;
+
+  // The replay of selective recomputation, which has the products.
+  bool has_products() const { return imposed && block.recompute == RecomputeKind::selective; }
 };
 void forward_begin(BlockPass& pass);
 // The first part of the shared expert, which forward_experts does where nobody asked for it before.
@@ -122,12 +138,14 @@ void backward_begin(BlockPass& pass, const Tensor& grad);
 void backward_experts(BlockPass& pass);
 void backward_finish(BlockPass& pass, const Tensor& grad);
 
-// The two segments that block.cpp puts together; `branch` is what the segment adds to its input, before the post norm.
-void attention_forward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& state,
-                       const Tensor& x, const Tensor& branch, Arena& arena, Stream& stream);
+// The two segments that block.cpp puts together. attention_forward: x -> state.branch, which is what the segment adds to
+// its input, before the post norm; state.qkv and state.branch are allocated, and computed unless has_products.
+void attention_forward(BlockPass& pass, const Tensor& x);
 // dbranch -> dx (overwritten).
 void attention_backward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& state,
                         const Tensor& x, const Tensor& dbranch, const Tensor& dx, Arena& arena, Stream& stream);
+// Takes the memory of the routing decision.
+void allocate_decision(BlockPass& pass);
 // The feed-forward segment's share of the parts: pass.input -> state.mlp, and pass.dbranch -> pass.dinput.
 void feed_forward_begin(BlockPass& pass);
 void feed_forward_shared(BlockPass& pass);

@@ -23,31 +23,21 @@ ops::Routing routing_of(const MoeConfig& moe) {
 }
 
 // The router's decision: scores, the chosen experts and their weights.
-void route(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& s, const Tensor& x,
+void route(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, const BlockState& s, const Tensor& x,
            Arena& arena, Stream& stream) {
   const MoeConfig& moe = ctx.model.moe;
   const int64_t n = mb.tokens();
   const size_t index = static_cast<size_t>(block.moe_index);
-
-  s.scores = arena.allocate(DType::f32, {n, moe.experts});
-  s.random_scores = moe.routing == RoutingKind::random ? arena.allocate(DType::f32, {n, moe.experts}) : Tensor();
-  s.lse_router = arena.allocate(DType::f32, {n});
-  s.indices = arena.allocate(DType::i32, {n, moe.top_k});
-  s.weights = arena.allocate(DType::f32, {n, moe.top_k});
-  const int64_t groups = moe.granularity == BalanceGranularity::instance ? mb.rows : 1;
-  s.counts = arena.allocate(DType::i32, {groups, moe.experts});
-  // A sigmoid near 1 has lost its logit, which the z-loss's gradient needs.
-  const bool keep_logits = moe.gating == GatingKind::sigmoid && moe.router_z != 0;
-  s.router_logits = keep_logits ? arena.allocate(DType::f32, {n, moe.experts}) : Tensor();
-
   Arena::Scope scope(arena);
-  const Tensor logits = keep_logits ? s.router_logits : arena.allocate(DType::f32, {n, moe.experts});
+  const Tensor random_scores =
+      moe.routing == RoutingKind::random ? arena.allocate(DType::f32, {n, moe.experts}) : Tensor();
+  const Tensor logits = s.router_logits.defined() ? s.router_logits : arena.allocate(DType::f32, {n, moe.experts});
   ops::gemm({x, ctx.params[block.params.router].value, logits, false, true, false}, stream);
   ops::RouterForwardArgs args;
   args.logits = logits;
   if (!ctx.score_bias.empty()) args.score_bias = ctx.score_bias[index];
   args.scores = s.scores;
-  args.random_scores = s.random_scores;
+  args.random_scores = random_scores;
   args.lse = s.lse_router;
   args.indices = s.indices;
   args.weights = s.weights;
@@ -60,7 +50,7 @@ void route(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb
   ops::router_forward(args, stream);
   if (ctx.sums.aux.defined()) {
     ops::router_loss(
-        {s.random_scores.defined() ? s.random_scores : s.scores, s.lse_router, s.indices, s.counts,
+        {random_scores.defined() ? random_scores : s.scores, s.lse_router, s.indices, s.counts,
          ctx.sums.expert_load[block.moe_index], ctx.sums.aux[block.moe_index], args.gating, mb.inv_divisor},
         stream);
   }
@@ -134,18 +124,11 @@ Wave all_experts(const BlockState& s) {
   return {0, s.offsets.elements() - 1, s.offsets, {}, {}, -1};
 }
 
-// Kept memory of the shared expert.
-void allocate_shared(const BlockPass& pass) {
-  const int64_t hidden = pass.block.shared_hidden;
-  pass.state.shared_ug = pass.arena.allocate(pass.input.dtype, {pass.input.rows(), 2 * hidden});
-  pass.state.shared_h = pass.arena.allocate(pass.input.dtype, {pass.input.rows(), hidden});
-}
-
 // h = up * silu(gate) with up | gate = input . W_up_gate.
 void shared_up_gate(const BlockPass& pass) {
   const BlockState& s = pass.state;
   const Tensor& weight = pass.ctx.params[pass.block.params.shared_up_gate].value;
-  ops::gemm({pass.input, weight, s.shared_ug, false, false, false}, pass.stream);
+  if (!pass.has_products()) ops::gemm({pass.input, weight, s.shared_ug, false, false, false}, pass.stream);
   ops::swiglu_forward({s.shared_ug, s.shared_h, {}}, pass.stream);
 }
 
@@ -214,9 +197,9 @@ void dispatch(BlockPass& pass) {
   const BlockContext& ctx = pass.ctx;
   BlockState& s = pass.state;
   const int64_t index = pass.block.moe_index;
-  const Tensor drops = ctx.sums.drops.defined() ? ctx.sums.drops[index] : Tensor();
-  const Tensor most =
-      ctx.sums.most_rows.defined() ? ctx.sums.most_rows.column_range(index, index + 1).reshape({1}) : Tensor();
+  const bool counts = ctx.sums.drops.defined() && !pass.imposed;
+  const Tensor drops = counts ? ctx.sums.drops[index] : Tensor();
+  const Tensor most = counts ? ctx.sums.most_rows.column_range(index, index + 1).reshape({1}) : Tensor();
   ctx.exchange->plan(s.exchange, pass.input.cols(), pass.input.dtype, drops, most, pass.arena, pass.stream);
   allocate_experts(pass, s.exchange.expert_rows);
   pass.temporaries.emplace(pass.arena);
@@ -227,15 +210,32 @@ void dispatch(BlockPass& pass) {
 
 }  // namespace
 
+void allocate_decision(BlockPass& pass) {
+  if (!routed(pass)) return;
+  const MoeConfig& moe = pass.ctx.model.moe;
+  BlockState& s = pass.state;
+  Arena& arena = pass.arena;
+  const int64_t n = pass.mb.tokens();
+  s.scores = arena.allocate(DType::f32, {n, moe.experts});
+  s.lse_router = arena.allocate(DType::f32, {n});
+  s.indices = arena.allocate(DType::i32, {n, moe.top_k});
+  s.weights = arena.allocate(DType::f32, {n, moe.top_k});
+  const int64_t groups = moe.granularity == BalanceGranularity::instance ? pass.mb.rows : 1;
+  s.counts = arena.allocate(DType::i32, {groups, moe.experts});
+  // A sigmoid near 1 has lost its logit, which the z-loss's gradient needs.
+  const bool keep_logits = moe.gating == GatingKind::sigmoid && moe.router_z != 0;
+  s.router_logits = keep_logits ? arena.allocate(DType::f32, {n, moe.experts}) : Tensor();
+}
+
 void feed_forward_begin(BlockPass& pass) {
   const BlockContext& ctx = pass.ctx;
   BlockState& s = pass.state;
-  if (routed(pass)) route(ctx, pass.block, pass.mb, s, pass.input, pass.arena, pass.stream);
+  if (routed(pass) && !pass.imposed) route(ctx, pass.block, pass.mb, s, pass.input, pass.arena, pass.stream);
   if (travels(pass)) {
     const bool training = ctx.sums.aux.defined();
     ctx.exchange->start(s.exchange, s.indices, !training, pass.arena, pass.stream);
   }
-  if (shared(pass)) allocate_shared(pass);
+  if (shared(pass)) s.shared_h = pass.arena.allocate(pass.input.dtype, {pass.input.rows(), pass.block.shared_hidden});
 }
 
 void feed_forward_shared(BlockPass& pass) {

@@ -1,5 +1,6 @@
 #include "core/model/model.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace olmo {
@@ -46,7 +47,7 @@ BlockSpec block_spec(const ModelConfig& m, const ParamStore& params, int64_t lay
 }  // namespace
 
 Model::Model(const ModelConfig& config, const ModelPart& part, ParamStore& params, int64_t max_positions,
-             Stream& stream, ExpertExchange* exchange)
+             Stream& stream, ExpertExchange* exchange, const RecomputeConfig& recompute)
     : config_(config),
       part_(part),
       params_(params),
@@ -59,6 +60,10 @@ Model::Model(const ModelConfig& config, const ModelPart& part, ParamStore& param
   for (int64_t layer = 0; layer < config.n_layers; ++layer) {
     blocks_.push_back(block_spec(config, params, layer));
     if (layer >= config.dense.layers) blocks_.back().moe_index = moe_blocks_++;
+    const std::vector<int64_t>& chosen = recompute.layers;
+    if (chosen.empty() || std::find(chosen.begin(), chosen.end(), layer) != chosen.end()) {
+      blocks_.back().recompute = recompute.mode;
+    }
   }
   if (config.moe.bias_gamma > 0) score_bias_.resize(static_cast<size_t>(moe_blocks_));
   for (const BlockSpec& spec : blocks_) {

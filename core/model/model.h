@@ -24,7 +24,7 @@ class Model {
   // `max_positions`: rows of the RoPE table. `exchange`: null where this rank has all experts; else over the group
   // that splits them. The store, made from store_table of the same part, the stream and the exchange outlive the model.
   Model(const ModelConfig& config, const ModelPart& part, ParamStore& params, int64_t max_positions, Stream& stream,
-        ExpertExchange* exchange = nullptr);
+        ExpertExchange* exchange = nullptr, const RecomputeConfig& recompute = {});
 
   const ModelConfig& config() const { return config_; }
   const ModelPart& part() const { return part_; }

@@ -135,7 +135,8 @@ TrainStep::TrainStep(const RunConfig& config, const Device& device, ProcessGroup
                                                           *groups.dp, *groups.ep_dp, groups.tied.get())
                            : std::make_unique<ParamStore>(table, device, false);
   exchange_ = make_exchange(config, groups);
-  model_ = std::make_unique<Model>(config.model, part, *params_, config.data.sequence_length, stream_, exchange_.get());
+  model_ = std::make_unique<Model>(config.model, part, *params_, config.data.sequence_length, stream_, exchange_.get(),
+                                   config.recompute);
   allocate_sums();
   if (with_optimizer) {
     pipeline_ = std::make_unique<Pipeline>(config.parallel, *model_, groups, micro_batch_counts(config, groups.layout),

@@ -368,9 +368,17 @@ TEST_CASE("check_config finds what was set in code") {
   REQUIRE_THROWS_AS(check_config(c), UserError);
 }
 
+TEST_CASE("recomputed layers exist") {
+  CHECK(parse("recompute: {mode: block, layers: [3, 0]}").recompute.layers == std::vector<int64_t>{3, 0});
+  const std::string message = error_of("recompute: {mode: selective, layers: [1, 4]}");
+  CAPTURE(message);
+  CHECK(message.find("recompute.layers has 4 with model.n_layers 4; allowed: 0 to 3") != std::string::npos);
+  CHECK(error_of("", {"recompute.layers=[-1]"}).find("recompute.layers") != std::string::npos);
+  CHECK(error_of("", {"recompute.mode=some"}).find("none, block, selective") != std::string::npos);
+}
+
 TEST_CASE("what this version does not run is refused") {
-  for (const char* override : {"run.device=cuda", "run.cuda_graphs=on", "precision.mode=bf16", "precision.mode=mxfp8",
-                               "recompute.mode=block"}) {
+  for (const char* override : {"run.device=cuda", "run.cuda_graphs=on", "precision.mode=bf16", "precision.mode=mxfp8"}) {
     CAPTURE(override);
     const std::string message = error_of("", {override});
     CAPTURE(message);
