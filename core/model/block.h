@@ -138,8 +138,8 @@ void backward_begin(BlockPass& pass, const Tensor& grad);
 void backward_experts(BlockPass& pass);
 void backward_finish(BlockPass& pass, const Tensor& grad);
 
-// The two segments that block.cpp puts together. attention_forward: x -> state.branch, which is what the segment adds to
-// its input, before the post norm; state.qkv and state.branch are allocated, and computed unless has_products.
+// The two segments that block.cpp puts together. attention_forward: x -> state.branch, which is what the segment adds
+// to its input, before the post norm; state.qkv and state.branch are allocated, and computed unless has_products.
 void attention_forward(BlockPass& pass, const Tensor& x);
 // dbranch -> dx (overwritten).
 void attention_backward(const BlockContext& ctx, const BlockSpec& block, const MicroBatch& mb, BlockState& state,

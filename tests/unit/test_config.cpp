@@ -93,6 +93,7 @@ RunConfig unusual() {
   c.model.moe.granularity = BalanceGranularity::instance;
   c.model.moe.bias_gamma = 1e-3;
   c.model.moe.normalize = false;
+  c.recompute = {RecomputeKind::selective, {2, 0}};
   c.data.train = {"null", "~", "true", "12", "a, b", "\xC3\xA9\n", "[x]", "- y", "1e5", "k: v", "# z", "'q'"};
   c.data.eval = {{"kjv", {"a.npy", "b c.npy"}}, {"7", {"null"}}};
   c.data.tokenizer = "byte";
@@ -378,7 +379,8 @@ TEST_CASE("recomputed layers exist") {
 }
 
 TEST_CASE("what this version does not run is refused") {
-  for (const char* override : {"run.device=cuda", "run.cuda_graphs=on", "precision.mode=bf16", "precision.mode=mxfp8"}) {
+  for (const char* override :
+       {"run.device=cuda", "run.cuda_graphs=on", "precision.mode=bf16", "precision.mode=mxfp8"}) {
     CAPTURE(override);
     const std::string message = error_of("", {override});
     CAPTURE(message);
