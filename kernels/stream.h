@@ -63,6 +63,7 @@ class Stream {
   const Device& device() const { return device_; }
   bool computes() const { return device_.kind != DeviceKind::meta; }
   Arena& scratch() { return scratch_; }
+  const Arena& scratch() const { return scratch_; }
 
   // Attaches a sink (null detaches); the sink outlives its attachment.
   void attach(CostSink* sink) { sink_ = sink; }

@@ -31,6 +31,7 @@ class Model {
   // MoE blocks of the whole model: block i of them is layer dense.layers + i.
   int64_t moe_blocks() const { return moe_blocks_; }
   ParamStore& params() { return params_; }
+  int64_t bytes_of_tables() const { return tables_.used(); }
   // f32 [experts] per MoE block: selection bias of auxiliary-loss-free balancing; undefined for blocks of other ranks,
   // empty when it is off.
   const std::vector<Tensor>& score_bias() const { return score_bias_; }

@@ -27,26 +27,18 @@ Pipeline::Pipeline(const ParallelConfig& parallel, Model& model, ProcessGroups& 
       stream_(stream),
       buffer_arena_("pipeline buffers", stream.device().kind, capacity.buffers * buffer_size(model, tokens)) {
   const ModelPart& part = model.part();
-  std::vector<int64_t> live(part.chunks.size(), 1);
+  const size_t rank = static_cast<size_t>(groups.pp->rank());
+  int64_t live = pairs_ ? 2 : 1;
   for (int64_t m : micro_batches) {
     const PipelineFacts facts = check_schedule(schedule_of(m));
-    for (size_t c = 0; c < live.size(); ++c) {
-      live[c] = std::max(live[c], facts.live_by_stage[static_cast<size_t>(part.chunks[c].stage)]);
-    }
-    most_sends_ =
-        std::max(most_sends_, static_cast<size_t>(facts.sends_by_rank[static_cast<size_t>(groups.pp->rank())]));
+    live = std::max(live, facts.live_by_rank[rank]);
+    most_sends_ = std::max(most_sends_, static_cast<size_t>(facts.sends_by_rank[rank]));
   }
-  if (pairs_) live[0] = 2;
-  const bool one_slot = live.size() == 1 && live[0] == 1;
-  for (size_t c = 0; c < live.size(); ++c) {
-    Stage stage;
-    stage.chunk = part.chunks[c];
-    stage.slots = std::vector<Slot>(static_cast<size_t>(live[c]));
-    const int64_t bytes = capacity.slot_bytes.empty() ? 0 : capacity.slot_bytes[c];
-    for (Slot& slot : stage.slots) {
-      if (!one_slot) slot.own = std::make_unique<Arena>("activations", stream.device().kind, bytes);
-    }
-    stages_.push_back(std::move(stage));
+  for (const ModelChunk& chunk : part.chunks) stages_.push_back({chunk, {}, {}});
+  slots_ = std::vector<Slot>(static_cast<size_t>(live));
+  for (size_t s = 0; live > 1 && s < slots_.size(); ++s) {
+    const int64_t bytes = capacity.slot_bytes.empty() ? 0 : capacity.slot_bytes[s];
+    slots_[s].own = std::make_unique<Arena>("activations", stream.device().kind, bytes);
   }
   sends_.resize(2 * part.rank_of_stage.size());
   for (std::vector<Transfer>& lane : sends_) lane.reserve(most_sends_ + 1);
@@ -128,18 +120,20 @@ void Pipeline::hand_on(const Tensor& tensor, int64_t stage, Action::Kind kind) {
   queue.erase(queue.begin());
 }
 
-Pipeline::Slot& Pipeline::free_slot(Stage& stage) {
-  const auto slot =
-      std::find_if(stage.slots.begin(), stage.slots.end(), [](const Slot& s) { return s.micro_batch < 0; });
-  if (slot == stage.slots.end()) throw std::logic_error("pipeline: the schedule has more in flight than it says");
-  stage.latest = static_cast<size_t>(slot - stage.slots.begin());
+// The slot that a stage has given a micro-batch; of (-1, -1): the first free one.
+Pipeline::Slot& Pipeline::slot_of(int64_t stage, int64_t micro_batch) {
+  const auto slot = std::find_if(slots_.begin(), slots_.end(),
+                                 [&](const Slot& s) { return s.stage == stage && s.micro_batch == micro_batch; });
+  if (slot == slots_.end()) throw std::logic_error("pipeline: the schedule has more in flight than it says");
   return *slot;
 }
 
 void Pipeline::forward(const Action& action, const MicroBatch& mb, const StepSums& sums) {
   Stage& stage = stage_of(action);
-  Slot& slot = free_slot(stage);
+  Slot& slot = slot_of(-1, -1);
   Arena& arena = slot.own ? *slot.own : workspace_;
+  stage.latest = static_cast<size_t>(&slot - slots_.data());
+  slot.stage = action.stage;
   slot.micro_batch = action.micro_batch;
   slot.scope.emplace(arena);
   slot.state.x = input_of(action, stage.inputs);
@@ -150,14 +144,13 @@ void Pipeline::forward(const Action& action, const MicroBatch& mb, const StepSum
 
 void Pipeline::backward(const Action& action, const MicroBatch& mb, double z_loss, const StepSums& sums) {
   Stage& stage = stage_of(action);
-  const auto slot = std::find_if(stage.slots.begin(), stage.slots.end(),
-                                 [&](const Slot& s) { return s.micro_batch == action.micro_batch; });
+  Slot& slot = slot_of(action.stage, action.micro_batch);
   const Tensor input = input_of(action, stage.gradients);
   const Tensor grad = stage.chunk.head ? take() : input;
-  model_.backward(stage.chunk, mb, z_loss, sums, slot->state, grad, workspace_, stream_);
-  if (!stage.chunk.embedding) give(slot->state.x);
-  slot->scope.reset();
-  slot->micro_batch = -1;
+  model_.backward(stage.chunk, mb, z_loss, sums, slot.state, grad, workspace_, stream_);
+  if (!stage.chunk.embedding) give(slot.state.x);
+  slot.scope.reset();
+  slot.stage = slot.micro_batch = -1;
   if (stage.chunk.embedding) {
     give(grad);
   } else {
@@ -170,8 +163,8 @@ void Pipeline::run_pairs(const std::vector<MicroBatch>& micro_batches, double z_
   Stage& stage = stages_[0];
   size_t i = 0;
   for (; i + 1 < micro_batches.size(); i += 2) {
-    Slot& first = stage.slots[0];
-    Slot& second = stage.slots[1];
+    Slot& first = slots_[0];
+    Slot& second = slots_[1];
     const Arena::Scope first_scope(*first.own), second_scope(*second.own);
     model_.forward_backward_pair(stage.chunk, {micro_batches[i], first.state, *first.own},
                                  {micro_batches[i + 1], second.state, *second.own}, z_loss, sums, stream_);
@@ -214,37 +207,16 @@ Tensor Pipeline::routing(int64_t index) const {
   const int64_t layer = index + model_.config().dense.layers;
   for (const Stage& stage : stages_) {
     if (layer < stage.chunk.first_layer || layer >= stage.chunk.end_layer) continue;
-    const Slot& slot = stage.slots[stage.latest];
-    return slot.state.blocks[static_cast<size_t>(layer - stage.chunk.first_layer)].indices;
+    return slots_[stage.latest].state.blocks[static_cast<size_t>(layer - stage.chunk.first_layer)].indices;
   }
   throw std::logic_error("routing: the block is on another rank");
 }
 
 Pipeline::Capacity Pipeline::used() const {
   Capacity used;
-  for (const Stage& stage : stages_) {
-    int64_t bytes = 0;
-    for (const Slot& slot : stage.slots) {
-      if (slot.own) bytes = std::max(bytes, slot.own->high_water());
-    }
-    used.slot_bytes.push_back(bytes);
-  }
+  for (const Slot& slot : slots_) used.slot_bytes.push_back(slot.own ? slot.own->high_water() : 0);
   used.buffers = buffers_made_;
   return used;
-}
-
-int64_t Pipeline::slots() const {
-  int64_t n = 0;
-  for (const Stage& stage : stages_) n += static_cast<int64_t>(stage.slots.size());
-  return n;
-}
-
-int64_t Pipeline::slot_bytes(const Capacity& capacity) const {
-  int64_t bytes = 0;
-  for (size_t c = 0; c < std::min(stages_.size(), capacity.slot_bytes.size()); ++c) {
-    bytes += static_cast<int64_t>(stages_[c].slots.size()) * capacity.slot_bytes[c];
-  }
-  return bytes;
 }
 
 }  // namespace olmo

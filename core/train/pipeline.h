@@ -1,6 +1,8 @@
 // Pipeline: runs the micro-batches of a step through this rank's stages, in the order of its schedule.
 //
-// Each micro-batch in flight in a stage keeps its activations in a slot of its own, freed when its backward is done.
+// Each micro-batch in flight in a stage keeps its activations in a slot, freed when its backward is done. The rank's
+// stages share the slots: there are as many as its schedule ever has in flight at a time, and each is as large as the
+// largest stage that comes to it.
 // Activations and gradients that cross from stage to stage lie in buffers [N, d] of one pool; the next action's input
 // is received while the present one computes.
 #pragma once
@@ -21,7 +23,7 @@ class Pipeline {
  public:
   // What the arenas must hold, measured by a run on the meta device.
   struct Capacity {
-    std::vector<int64_t> slot_bytes;  // of one slot of each stage of this rank
+    std::vector<int64_t> slot_bytes;
     int64_t buffers = 0;
   };
 
@@ -40,9 +42,7 @@ class Pipeline {
 
   // High-water marks after a run, for planning.
   Capacity used() const;
-  int64_t slots() const;
-  // Bytes of all slots that are not the workspace, when those of each stage have as many as `capacity` says.
-  int64_t slot_bytes(const Capacity& capacity) const;
+  int64_t slots() const { return static_cast<int64_t>(slots_.size()); }
   int64_t buffer_bytes() const { return buffer_arena_.capacity(); }
 
  private:
@@ -50,14 +50,13 @@ class Pipeline {
     std::unique_ptr<Arena> own;  // null: the workspace
     std::optional<Arena::Scope> scope;
     ChunkState state;
-    int64_t micro_batch = -1;
+    int64_t stage = -1, micro_batch = -1;  // -1: free
   };
   // A stage of this rank, and what its neighbours on the same rank have handed to it.
   struct Stage {
     ModelChunk chunk;
-    std::vector<Slot> slots;
     std::vector<Tensor> inputs, gradients;
-    size_t latest = 0;  // slot of the latest forward
+    size_t latest = 0;  // slot of the latest forward; no forward comes behind a step's last backward of a stage
   };
   struct Transfer {
     Tensor tensor;
@@ -79,7 +78,7 @@ class Pipeline {
   void forward(const Action& action, const MicroBatch& mb, const StepSums& sums);
   void backward(const Action& action, const MicroBatch& mb, double z_loss, const StepSums& sums);
   void run_pairs(const std::vector<MicroBatch>& micro_batches, double z_loss, const StepSums& sums);
-  Slot& free_slot(Stage& stage);
+  Slot& slot_of(int64_t stage, int64_t micro_batch);
 
   PipelineKind kind_;
   bool pairs_;  // two-batch overlap, of one stage
@@ -90,6 +89,7 @@ class Pipeline {
   Stream& stream_;
   std::map<int64_t, PipelineSchedule> schedules_;  // by number of micro-batches
   std::vector<Stage> stages_;
+  std::vector<Slot> slots_;
   Arena buffer_arena_;
   std::vector<Tensor> free_buffers_;
   int64_t buffers_made_ = 0;

@@ -72,7 +72,7 @@ std::string startup_table(const RunConfig& config, TrainStep& step) {
     total += bytes;
     text += fmt::format("  {:<20}{:>16}\n", name, human_bytes(bytes));
   }
-  text += fmt::format("  {:<20}{:>16}\n", "total", human_bytes(total));
+  text += fmt::format("  {:<20}{:>16}\n", "peak", human_bytes(total));
 
   std::map<std::pair<double, double>, std::pair<int64_t, int64_t>> groups;  // (rate, decay) -> tensors, elements
   for (size_t i = 0; i < step.optimizer().rules().size(); ++i) {

@@ -40,6 +40,10 @@ StoreSettings store_settings(const ParallelConfig& c) {
   return s;
 }
 
+int64_t total_of(const std::vector<int64_t>& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+}
+
 int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
@@ -144,7 +148,9 @@ TrainStep::TrainStep(const RunConfig& config, const Device& device, ProcessGroup
                                            memory.reserved.pipeline, stream_);
     optimizer_ = std::make_unique<Optimizer>(optimizer_settings(config.optim), *params_, device);
   }
-  list_memory(memory.planned);
+  memory_ = list_memory(memory.planned);
+  planned_activations_ = total_of(memory.planned.pipeline.slot_bytes) + memory.planned.workspace;
+  told_activations_ = planned_activations_ + planned_activations_ / 8;
 }
 
 // Values may still be on their way from other ranks. After an error nobody waits: agree() has ended what was in flight.
@@ -152,21 +158,29 @@ TrainStep::~TrainStep() {
   if (std::uncaught_exceptions() == 0) params_->synchronize_values(stream_);
 }
 
-void TrainStep::list_memory(const Capacity& planned) {
-  memory_ = {{"parameters", params_->bytes()}};
+MemoryPlan TrainStep::list_memory(const Capacity& capacity) const {
+  MemoryPlan list = {{"parameters", params_->bytes()}};
   const int64_t slots = pipeline_ ? pipeline_->slots() : 1;
   if (pipeline_) {
-    memory_.emplace_back("gradients", params_->gradient_bytes());
-    memory_.emplace_back("optimizer state", optimizer_->state_bytes());
-    const int64_t bytes = pipeline_->slot_bytes(planned.pipeline);
-    if (slots > 1) memory_.emplace_back(fmt::format("activations of {}", slots), bytes);
-    memory_.emplace_back("stage boundaries", pipeline_->buffer_bytes());
-    planned_activations_ = bytes;
+    list.emplace_back("gradients", params_->gradient_bytes());
+    list.emplace_back("optimizer state", optimizer_->state_bytes());
+    if (slots > 1) {
+      list.emplace_back(fmt::format("activations of {}", slots), total_of(capacity.pipeline.slot_bytes));
+    }
+    list.emplace_back("stage boundaries", pipeline_->buffer_bytes());
   }
-  memory_.emplace_back(slots > 1 ? "temporaries" : "activations", planned.workspace);
-  memory_.emplace_back("operator scratch", planned.scratch);
-  planned_activations_ += planned.workspace;
-  told_activations_ = planned_activations_ + planned_activations_ / 8;
+  list.emplace_back(slots > 1 ? "temporaries" : "activations", capacity.workspace);
+  list.emplace_back("operator scratch", capacity.scratch);
+  list.emplace_back("tables and sums", model_->bytes_of_tables() + sums_arena_.used());
+  return list;
+}
+
+MemoryPlan TrainStep::used_memory() const {
+  Capacity used;
+  if (pipeline_) used.pipeline = pipeline_->used();
+  used.workspace = workspace_.high_water();
+  used.scratch = stream_.scratch().high_water();
+  return list_memory(used);
 }
 
 // All sums lie in two runs, of reals and of integers, so that two exchanges add them up.
@@ -241,7 +255,7 @@ MemoryPlan TrainStep::plan(const RunConfig& config, const Device& device, const 
 void TrainStep::tell_growth() {
   if (!exchange_ || !stream_.computes()) return;
   int64_t used = workspace_.high_water();
-  if (pipeline_ && pipeline_->slots() > 1) used += pipeline_->slot_bytes(pipeline_->used());
+  if (pipeline_ && pipeline_->slots() > 1) used += total_of(pipeline_->used().slot_bytes);
   if (used <= told_activations_) return;
   told_activations_ = used + used / 8;
   std::fprintf(stderr, "olmotrain: rank %d: activations have grown to %s; %s were planned for balanced experts\n",

@@ -71,7 +71,10 @@ class TrainStep {
   Stream& stream() { return stream_; }
   ProcessGroups& groups() { return groups_; }
   Arena& workspace() { return workspace_; }
+  // What was planned. All arenas stay for the whole run: their sum is the peak.
   const MemoryPlan& memory() const { return memory_; }
+  // The same list with the most that was ever in use, in arenas whose use varies.
+  MemoryPlan used_memory() const;
 
   // A step that knows what the groups' rank has, without memory: nothing can be run with it.
   static std::unique_ptr<TrainStep> without_memory(const RunConfig& config, ProcessGroups& groups);
@@ -94,7 +97,7 @@ class TrainStep {
   static Memory plan_arenas(const RunConfig& config, const Device& device, const Layout& layout, bool with_optimizer);
   // The same, and throws UserError when the whole plan is more than the machine's memory.
   static Memory fit(const RunConfig& config, const Device& device, const Layout& layout, bool with_optimizer);
-  void list_memory(const Capacity& planned);
+  MemoryPlan list_memory(const Capacity& capacity) const;
   void tell_growth();
 
   MicroBatch micro_batch(const Batch& batch, int64_t first_row, int64_t rows, double divisor) const;
