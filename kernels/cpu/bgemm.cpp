@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/rows.h"
 #include "kernels/cpu/sgemm.h"
+#include "kernels/cpu/vec/pointwise.h"
 
 namespace olmo::cpu {
 
@@ -103,30 +105,28 @@ Thread& thread() {
   return own;
 }
 
-int64_t depth_of(const GemmArgs& args) {
-  return args.trans_a ? args.a.rows() : args.a.cols();
+// The memory, grown to hold so many elements.
+template <class T>
+T* room(std::vector<T>& memory, int64_t elements) {
+  if (memory.size() < static_cast<size_t>(elements)) memory.resize(static_cast<size_t>(elements));
+  return memory.data();
 }
 
 void clear_rows(const Tensor& t) {
   for (int64_t i = 0; i < t.rows(); ++i) {
-    std::byte* row = static_cast<std::byte*>(t.data) + i * t.row_stride * bytes_of(t.dtype);
-    std::memset(row, 0, static_cast<size_t>(t.cols() * bytes_of(t.dtype)));
+    std::memset(byte_row(t, i), 0, static_cast<size_t>(t.cols() * bytes_of(t.dtype)));
   }
 }
 
 void copy_rows(const Tensor& from, const Tensor& to) {
   for (int64_t i = 0; i < from.rows(); ++i) {
-    std::memcpy(static_cast<std::byte*>(to.data) + i * to.row_stride * bytes_of(to.dtype),
-                static_cast<const std::byte*>(from.data) + i * from.row_stride * bytes_of(from.dtype),
-                static_cast<size_t>(from.cols() * bytes_of(from.dtype)));
+    std::memcpy(byte_row(to, i), byte_row(from, i), static_cast<size_t>(from.cols() * bytes_of(from.dtype)));
   }
 }
 
 // `t` with zero rows below it until it has kTokenTile of them, in `memory`.
 Tensor padded_copy(const Tensor& t, std::vector<Bf16>& memory) {
-  const size_t need = static_cast<size_t>(kTokenTile * t.cols());
-  if (memory.size() < need) memory.resize(need);
-  const Tensor copy(memory.data(), DType::bf16, {kTokenTile, t.cols()});
+  const Tensor copy(room(memory, kTokenTile * t.cols()), DType::bf16, {kTokenTile, t.cols()});
   copy_rows(t, copy);
   clear_rows(copy.row_range(t.rows(), kTokenTile));
   return copy;
@@ -134,8 +134,8 @@ Tensor padded_copy(const Tensor& t, std::vector<Bf16>& memory) {
 
 void multiply_whole(const GemmArgs& args) {
   Thread& own = thread();
-  const Shape shape{args.c.rows(),     args.c.cols(), depth_of(args), args.a.row_stride, args.b.row_stride,
-                    args.c.row_stride, args.trans_a,  args.trans_b,   args.accumulate,   args.c.dtype == DType::f32};
+  const Shape shape{args.c.rows(),     args.c.cols(), args.depth(), args.a.row_stride, args.b.row_stride,
+                    args.c.row_stride, args.trans_a,  args.trans_b, args.accumulate,   args.c.dtype == DType::f32};
   auto found = own.products.find(shape);
   if (found == own.products.end()) found = own.products.try_emplace(shape, shape, own.engine).first;
   found->second.run(own.stream, args.a.data, args.b.data, args.c.data);
@@ -144,9 +144,7 @@ void multiply_whole(const GemmArgs& args) {
 // Fewer than kTokenTile rows of a and c.
 void multiply_last_rows(const GemmArgs& args) {
   Thread& own = thread();
-  const size_t need = static_cast<size_t>(kTokenTile * args.c.cols());
-  if (own.c.size() < need) own.c.resize(need);
-  const Tensor out(own.c.data(), args.c.dtype, {kTokenTile, args.c.cols()});
+  const Tensor out(room(own.c, kTokenTile * args.c.cols()), args.c.dtype, {kTokenTile, args.c.cols()});
   if (args.accumulate) {
     clear_rows(out);
     copy_rows(args.c, out);
@@ -195,27 +193,23 @@ Matrix widened(const Tensor& t, bool transposed, int64_t row, int64_t rows, int6
     std::swap(row, col);
     std::swap(rows, cols);
   }
-  memory.resize(std::max(memory.size(), static_cast<size_t>(rows * cols)));
-  for (int64_t i = 0; i < rows; ++i) {
-    const Bf16* from = t.bf16() + (row + i) * t.row_stride + col;
-    float* to = memory.data() + i * cols;
-    for (int64_t j = 0; j < cols; ++j) to[j] = to_f32(from[j]);
-  }
-  return {memory.data(), cols};
+  const Matrix wide{room(memory, rows * cols), cols};
+  for (int64_t i = 0; i < rows; ++i) widen_row(cpu::row<Bf16>(t, row + i) + col, wide.at(i, 0), cols);
+  return wide;
 }
 
 void multiply_tile(const GemmArgs& args, int64_t row, int64_t rows, int64_t col, int64_t cols) {
   constexpr int64_t kTileDepth = 512;
   Thread& own = thread();
-  const int64_t k = depth_of(args);
+  const int64_t k = args.depth();
   const bool rounds = args.c.dtype == DType::bf16;
-  Matrix c{nullptr, cols};
-  if (rounds) {
-    c = args.accumulate ? widened(args.c, false, row, rows, col, cols, own.c) : c;
-    own.c.resize(std::max(own.c.size(), static_cast<size_t>(rows * cols)));
-    c.data = own.c.data();
+  Matrix c;
+  if (!rounds) {
+    c = {cpu::row(args.c, row) + col, args.c.row_stride};
+  } else if (args.accumulate) {
+    c = widened(args.c, false, row, rows, col, cols, own.c);
   } else {
-    c = {args.c.f32() + row * args.c.row_stride + col, args.c.row_stride};
+    c = {room(own.c, rows * cols), cols};
   }
   for (int64_t at = 0; at < k; at += kTileDepth) {
     const int64_t depth = std::min(kTileDepth, k - at);
@@ -224,8 +218,7 @@ void multiply_tile(const GemmArgs& args, int64_t row, int64_t rows, int64_t col,
     sgemm(args.trans_a, args.trans_b, rows, cols, depth, a, b, args.accumulate || at > 0, c);
   }
   for (int64_t i = 0; rounds && i < rows; ++i) {
-    Bf16* to = args.c.bf16() + (row + i) * args.c.row_stride + col;
-    for (int64_t j = 0; j < cols; ++j) to[j] = to_bf16(*c.at(i, j));
+    narrow_row(c.at(i, 0), cpu::row<Bf16>(args.c, row + i) + col, cols);
   }
 }
 
@@ -242,7 +235,7 @@ void multiply_widened(const GemmArgs& args) {
 
 void bgemm(const GemmArgs& args) {
   if (args.c.elements() == 0) return;
-  if (depth_of(args) == 0) {
+  if (args.depth() == 0) {
     if (!args.accumulate) clear_rows(args.c);
     return;
   }

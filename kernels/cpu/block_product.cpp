@@ -12,15 +12,14 @@ int64_t panel_bytes(const Tensor& a, bool trans_a) {
 
 void block_product(const ops::GemmArgs& args, void* panel) {
   if (args.a.dtype == DType::bf16) return bgemm(args);
-  const int64_t k = args.trans_a ? args.a.rows() : args.a.cols();
   const Matrix a{args.a.f32(), args.a.row_stride};
   const Matrix b{args.b.f32(), args.b.row_stride};
   const Matrix c{args.c.f32(), args.c.row_stride};
   if (panel_bytes(args.a, args.trans_a) > 0) {
-    sgemm_transposed_panels(args.trans_b, args.c.rows(), args.c.cols(), k, a, b, args.accumulate, c,
+    sgemm_transposed_panels(args.trans_b, args.c.rows(), args.c.cols(), args.depth(), a, b, args.accumulate, c,
                             static_cast<float*>(panel));
   } else {
-    sgemm(args.trans_a, args.trans_b, args.c.rows(), args.c.cols(), k, a, b, args.accumulate, c);
+    sgemm(args.trans_a, args.trans_b, args.c.rows(), args.c.cols(), args.depth(), a, b, args.accumulate, c);
   }
 }
 

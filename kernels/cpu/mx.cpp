@@ -7,20 +7,23 @@
 
 #include "kernels/cpu/rows.h"
 #include "kernels/cpu/vec/mx.h"
+#include "kernels/cpu/vec/pointwise.h"
 
 namespace olmo::cpu {
 
 namespace {
 
-// A piece of a matrix: blocks of one row, or 32 rows of some columns. As f32 bits it fits the first-level cache.
+static_assert(kMxElements == ops::kMxBlock);
+
+// A piece of a matrix: blocks of one row, or 32 rows of some columns. As f32 it fits the first-level cache.
 struct Piece {
   int64_t row, column, columns;
 };
 constexpr int64_t kRowPiece = 1024;
 
-// One piece as f32 bits, its scale bytes, and one byte for each element of a row.
+// One piece as f32, its scale bytes, and one byte for each element of a row.
 struct Tile {
-  uint32_t bits[kMxElements * kMxColumns];
+  float values[kMxElements * kMxColumns];
   uint8_t codes[kRowPiece];
   uint8_t scales[kRowPiece];
   uint8_t scale_of[kRowPiece];
@@ -31,40 +34,39 @@ static_assert(kRowPiece <= kMxElements * kMxColumns && kMxColumns <= kRowPiece);
 template <class Args, class Body>
 void for_pieces(const Args& args, const Tensor& t, Stream& stream, Body body) {
   const bool columns = args.axis == ops::MxAxis::columns;
-  const int64_t begin = args.first.defined() ? args.first.i32()[0] : 0;
-  const int64_t end = args.rows.defined() ? std::min<int64_t>(args.rows.i32()[0], t.rows()) : t.rows();
+  const RowRange range = row_range(args.first, args.rows, t.rows());
   const int64_t height = columns ? 1 : kMxElements;
   const int64_t width = columns ? kRowPiece : kMxColumns;
   const int64_t across = ceil_div(t.cols(), width);
-  const int64_t down = std::max<int64_t>(end - begin, 0) / height;
+  const int64_t down = (range.end - range.begin) / height;
   const int threads = threads_for(stream, down * height * t.cols());
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t i = 0; i < down * across; ++i) {
     const int64_t column = i % across * width;
-    body(Piece{begin + i / across * height, column, std::min(width, t.cols() - column)});
+    body(Piece{range.begin + i / across * height, column, std::min(width, t.cols() - column)});
   }
 }
 
-Bf16* bf16_at(const Tensor& t, int64_t row, int64_t column) {
-  return t.bf16() + row * t.row_stride + column;
+Bf16* bf16_at(const Tensor& t, int64_t n, int64_t column) {
+  return row<Bf16>(t, n) + column;
 }
-uint8_t* byte_at(const Tensor& t, int64_t row, int64_t column) {
-  return static_cast<uint8_t*>(t.data) + row * t.row_stride + column;
+uint8_t* byte_at(const Tensor& t, int64_t n, int64_t column) {
+  return reinterpret_cast<uint8_t*>(byte_row(t, n)) + column;
 }
 
-void load(const Tensor& x, int64_t row, int64_t column, int64_t n, uint32_t* bits) {
+void load(const Tensor& x, int64_t n, int64_t column, int64_t columns, float* values) {
   if (x.dtype == DType::bf16) {
-    mx_widen(bf16_at(x, row, column), bits, n);
+    widen_row(bf16_at(x, n, column), values, columns);
   } else {
-    std::memcpy(bits, x.f32() + row * x.row_stride + column, static_cast<size_t>(n) * sizeof(float));
+    std::memcpy(values, row(x, n) + column, static_cast<size_t>(columns) * sizeof(float));
   }
 }
 
-void store(const uint32_t* bits, const Tensor& y, int64_t row, int64_t column, int64_t n) {
+void store(const float* values, const Tensor& y, int64_t n, int64_t column, int64_t columns) {
   if (y.dtype == DType::bf16) {
-    mx_narrow(bits, bf16_at(y, row, column), n);
+    narrow_row(values, bf16_at(y, n, column), columns);
   } else {
-    std::memcpy(y.f32() + row * y.row_stride + column, bits, static_cast<size_t>(n) * sizeof(float));
+    std::memcpy(row(y, n) + column, values, static_cast<size_t>(columns) * sizeof(float));
   }
 }
 
@@ -77,13 +79,13 @@ void spread(const uint8_t* scales, int64_t n, uint8_t* scale_of) {
 void load_scaled(const Tensor& x, const Piece& p, ops::MxAxis axis, ops::MxRule rule, Tile& tile) {
   const bool up = rule == ops::MxRule::rceil;
   if (axis == ops::MxAxis::columns) {
-    load(x, p.row, p.column, p.columns, tile.bits);
-    mx_block_scales(tile.bits, p.columns, up, tile.scales);
+    load(x, p.row, p.column, p.columns, tile.values);
+    mx_block_scales(tile.values, p.columns, up, tile.scales);
     spread(tile.scales, p.columns, tile.scale_of);
     return;
   }
-  for (int r = 0; r < kMxElements; ++r) load(x, p.row + r, p.column, p.columns, tile.bits + r * kMxColumns);
-  mx_column_scales(tile.bits, kMxColumns, p.columns, up, tile.scale_of);
+  for (int r = 0; r < kMxElements; ++r) load(x, p.row + r, p.column, p.columns, tile.values + r * kMxColumns);
+  mx_column_scales(tile.values, kMxColumns, p.columns, up, tile.scale_of);
 }
 
 int rows_of(ops::MxAxis axis) {
@@ -93,10 +95,10 @@ int rows_of(ops::MxAxis axis) {
 void round_piece(const ops::MxRoundArgs& args, const Piece& p, Tile& tile) {
   load_scaled(args.x, p, args.axis, args.rule, tile);
   for (int r = 0; r < rows_of(args.axis); ++r) {
-    uint32_t* bits = tile.bits + r * kMxColumns;
-    mx_encode(bits, tile.scale_of, tile.codes, p.columns);
-    mx_decode(tile.codes, tile.scale_of, bits, p.columns);
-    store(bits, args.y, p.row + r, p.column, p.columns);
+    float* values = tile.values + r * kMxColumns;
+    mx_encode(values, tile.scale_of, tile.codes, p.columns);
+    mx_decode(tile.codes, tile.scale_of, values, p.columns);
+    store(values, args.y, p.row + r, p.column, p.columns);
   }
 }
 
@@ -113,7 +115,7 @@ void mx_quantize(const ops::MxQuantizeArgs& args, void*, Stream& stream) {
       std::memcpy(byte_at(args.scales, p.row / kMxElements, p.column), tile.scale_of, static_cast<size_t>(p.columns));
     }
     for (int r = 0; r < rows_of(args.axis); ++r) {
-      mx_encode(tile.bits + r * kMxColumns, tile.scale_of, byte_at(args.codes, p.row + r, p.column), p.columns);
+      mx_encode(tile.values + r * kMxColumns, tile.scale_of, byte_at(args.codes, p.row + r, p.column), p.columns);
     }
   });
 }
@@ -128,8 +130,8 @@ void mx_dequantize(const ops::MxDequantizeArgs& args, void*, Stream& stream) {
       scale_of = byte_at(args.scales, p.row / kMxElements, p.column);
     }
     for (int r = 0; r < rows_of(args.axis); ++r) {
-      mx_decode(byte_at(args.codes, p.row + r, p.column), scale_of, tile.bits, p.columns);
-      store(tile.bits, args.y, p.row + r, p.column, p.columns);
+      mx_decode(byte_at(args.codes, p.row + r, p.column), scale_of, tile.values, p.columns);
+      store(tile.values, args.y, p.row + r, p.column, p.columns);
     }
   });
 }

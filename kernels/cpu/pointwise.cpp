@@ -32,16 +32,6 @@ struct Extent {
 Extent extent(bool contiguous, const Tensor& t) {
   return contiguous ? Extent{1, t.elements()} : Extent{t.rows(), t.cols()};
 }
-
-// Rows [begin, end) of `all` that an operator was told to compute.
-struct RowRange {
-  int64_t begin, end;
-};
-RowRange row_range(const Tensor& first, const Tensor& rows, int64_t all) {
-  const int64_t begin = first.defined() ? first.i32()[0] : 0;
-  const int64_t end = rows.defined() ? std::min<int64_t>(rows.i32()[0], all) : all;
-  return {begin, std::max(begin, end)};
-}
 }  // namespace
 
 void embedding_forward(const ops::EmbeddingForwardArgs& args, void*, Stream& stream) {

@@ -1,7 +1,8 @@
-// Small helpers of the cpu operators: how many threads a loop deserves, the address of a row, the element type of a
-// body.
+// Small helpers of the cpu operators: how many threads a loop deserves, which rows it is for, the address of a row, the
+// element type of a body.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -13,6 +14,17 @@ namespace olmo::cpu {
 inline int threads_for(const Stream& stream, int64_t elements) {
   constexpr int64_t kWorthSharing = 8192;
   return elements < kWorthSharing ? 1 : stream.device().threads;
+}
+
+// Rows [begin, end) of `all` that an operator was told to compute: from `first` (i32 [1]; undefined: 0) up to `rows`
+// (undefined: all).
+struct RowRange {
+  int64_t begin, end;
+};
+inline RowRange row_range(const Tensor& first, const Tensor& rows, int64_t all) {
+  const int64_t begin = first.defined() ? first.i32()[0] : 0;
+  const int64_t end = rows.defined() ? std::min<int64_t>(rows.i32()[0], all) : all;
+  return {begin, std::max(begin, end)};
 }
 
 // Row n of a matrix whose rows may be strided.

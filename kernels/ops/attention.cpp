@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/attention.h"
-#include "kernels/ops/dispatch.h"
+#include "kernels/ops/check.h"
 
 namespace olmo::ops {
 
@@ -29,7 +29,7 @@ void check_tensor(const char* op, const char* name, const Tensor& t, DType dtype
 }
 
 void check_dtype(const char* op, const Tensor& q) {
-  require(q.defined() && (q.dtype == DType::f32 || q.dtype == DType::bf16), op, "q must be f32 or bf16, is {}", q);
+  require_element(op, "q", q);
 }
 
 void check_lse(const char* op, const AttentionShape& s, const Tensor& lse) {

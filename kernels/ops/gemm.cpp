@@ -1,7 +1,7 @@
 #include "kernels/ops/gemm.h"
 
 #include "kernels/cpu/gemm.h"
-#include "kernels/ops/dispatch.h"
+#include "kernels/ops/check.h"
 
 namespace olmo::ops {
 
@@ -13,8 +13,8 @@ void require_rank(const char* op, const char* name, const Tensor& t, int rank) {
 
 // Operands are all f32 or all bf16.
 void require_operands(const char* op, const char* left, const Tensor& a, const char* right, const Tensor& b) {
-  require(a.dtype == b.dtype && (a.dtype == DType::f32 || a.dtype == DType::bf16), op,
-          "{} {} and {} {} must both be f32 or bf16", left, a, right, b);
+  require_element(op, left, a);
+  require(a.dtype == b.dtype, op, "{} {} and {} {} are of two types", left, a, right, b);
 }
 
 void require_offsets(const char* op, const Tensor& offsets, int64_t experts) {
@@ -31,16 +31,15 @@ void GemmArgs::check() const {
   require_operands("gemm", "a", a, "b", b);
   require(c.dtype == DType::f32 || c.dtype == a.dtype, "gemm", "c {} must be f32 or as a {}", c, a);
   const int64_t m = trans_a ? a.cols() : a.rows();
-  const int64_t k = trans_a ? a.rows() : a.cols();
   const int64_t b_k = trans_b ? b.cols() : b.rows();
   const int64_t n = trans_b ? b.rows() : b.cols();
-  require(k == b_k && c.is({m, n}), "gemm", "a {}{} . b {}{} does not give c {}", a, trans_a ? "^T" : "", b,
+  require(depth() == b_k && c.is({m, n}), "gemm", "a {}{} . b {}{} does not give c {}", a, trans_a ? "^T" : "", b,
           trans_b ? "^T" : "", c);
 }
 
 Cost GemmArgs::cost() const {
-  const double k = static_cast<double>(trans_a ? a.rows() : a.cols());
-  return {2.0 * static_cast<double>(c.elements()) * k, a.bytes() + b.bytes() + (accumulate ? c.bytes() : 0), c.bytes()};
+  return {2.0 * static_cast<double>(c.elements()) * static_cast<double>(depth()),
+          a.bytes() + b.bytes() + (accumulate ? c.bytes() : 0), c.bytes()};
 }
 
 int64_t GemmArgs::workspace(const Device& device) const {

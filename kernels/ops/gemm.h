@@ -14,6 +14,7 @@ struct GemmArgs {
   bool trans_b = false;
   bool accumulate = false;
 
+  int64_t depth() const { return trans_a ? a.rows() : a.cols(); }  // K
   void check() const;
   Cost cost() const;
   int64_t workspace(const Device& device) const;

@@ -8,8 +8,8 @@ namespace olmo::ops {
 namespace {
 
 void check_value(const char* op, const char* name, const Tensor& t) {
-  require(t.defined() && (t.dtype == DType::f32 || t.dtype == DType::bf16) && t.rank >= 1, op,
-          "{} is {} instead of f32 or bf16", name, t);
+  require_element(op, name, t);
+  require(t.rank >= 1, op, "{} is {}, which has no rows", name, t);
 }
 
 void check_blocks(const char* op, const Tensor& t, MxAxis axis, const Tensor& rows, const Tensor& first) {

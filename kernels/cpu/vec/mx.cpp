@@ -56,41 +56,37 @@ inline uint16_t rounded(uint16_t x, float inverse, float scale) {
 
 }  // namespace
 
-void mx_widen(const Bf16* x, uint32_t* bits, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) bits[i] = static_cast<uint32_t>(x[i].bits) << 16;
-}
-
-void mx_block_scales(const uint32_t* bits, int64_t n, bool up, uint8_t* scales) {
+void mx_block_scales(const float* x, int64_t n, bool up, uint8_t* scales) {
   for (int64_t b = 0; b < n / kMxElements; ++b) {
-    const uint32_t* block = bits + b * kMxElements;
+    const float* block = x + b * kMxElements;
     uint32_t greatest = 0;
 #pragma omp simd reduction(max : greatest)
     for (int i = 0; i < kMxElements; ++i) {
-      const uint32_t m = counted(block[i]);
+      const uint32_t m = counted(as_bits(block[i]));
       greatest = m > greatest ? m : greatest;
     }
     scales[b] = static_cast<uint8_t>(scale_of(greatest, up ? 1u : 0u));
   }
 }
 
-void mx_column_scales(const uint32_t* bits, int64_t stride, int64_t n, bool up, uint8_t* scales) {
+void mx_column_scales(const float* x, int64_t stride, int64_t n, bool up, uint8_t* scales) {
   const uint32_t carry = up ? 1u : 0u;
 #pragma omp simd
   for (int64_t c = 0; c < n; ++c) {
     uint32_t greatest = 0;
     for (int r = 0; r < kMxElements; ++r) {
-      const uint32_t m = counted(bits[r * stride + c]);
+      const uint32_t m = counted(as_bits(x[r * stride + c]));
       greatest = m > greatest ? m : greatest;
     }
     scales[c] = static_cast<uint8_t>(scale_of(greatest, carry));
   }
 }
 
-void mx_encode(const uint32_t* bits, const uint8_t* scales, uint8_t* codes, int64_t n) {
+void mx_encode(const float* x, const uint8_t* scales, uint8_t* codes, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
-    const uint32_t magnitude = bits[i] & kMagnitude;
+    const uint32_t bits = as_bits(x[i]);
+    const uint32_t magnitude = bits & kMagnitude;
     const uint32_t byte = scales[i];
     // A denormal is an integer times 2^-149. Its code can be other than zero only under a small byte.
     const float from_normal = as_float(magnitude) * as_float((254u - byte) << 23);
@@ -100,12 +96,12 @@ void mx_encode(const uint32_t* bits, const uint8_t* scales, uint8_t* codes, int6
     const uint32_t shift = steps_shift(y);
     const uint32_t steps = as_bits(y + as_float(shift)) & 0xFFu;
     const uint32_t code = ((shift - kLeastNormal - (20u << 23)) >> 20) + steps;
-    const uint32_t with_sign = code | (bits[i] >> 31 << 7);
+    const uint32_t with_sign = code | (bits >> 31 << 7);
     codes[i] = static_cast<uint8_t>(magnitude > kInfinity ? 0x7Fu : with_sign);
   }
 }
 
-void mx_decode(const uint8_t* codes, const uint8_t* scales, uint32_t* bits, int64_t n) {
+void mx_decode(const uint8_t* codes, const uint8_t* scales, float* y, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     const uint32_t code = codes[i] & 0x7Fu;
@@ -121,13 +117,8 @@ void mx_decode(const uint8_t* codes, const uint8_t* scales, uint32_t* bits, int6
     const uint32_t denormal = static_cast<uint32_t>(static_cast<int32_t>((tiny ? product : 0.0f) * 0x1p85f));
     const uint32_t cut = tiny ? denormal : normal;
     const uint32_t result = (small ? cut : as_bits(product)) | sign;
-    bits[i] = code == 0x7Fu || byte == 255u ? kNan : result;
+    y[i] = as_float(code == 0x7Fu || byte == 255u ? kNan : result);
   }
-}
-
-void mx_narrow(const uint32_t* bits, Bf16* y, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i].bits = to_bf16(as_float(bits[i])).bits;
 }
 
 bool mx_round_block(const Bf16* x, bool up, Bf16* y) {

@@ -1,5 +1,5 @@
-// MXFP8 in loops. Values are handled as the bits of an f32, and results below 2^-126 are made from integers: the
-// processor may flush denormals.
+// MXFP8 in loops over f32. Values are handled as bits, and results below 2^-126 are made from integers: the processor
+// may flush denormals.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,14 @@ namespace olmo::cpu {
 // Elements of a block.
 constexpr int kMxElements = 32;
 
-// bits = x as f32.
-OLMO_VEC_FUNCTION(void, mx_widen, (const Bf16* x, uint32_t* bits, int64_t n))
-// The scale byte of each block of 32 of `bits`; n is a multiple of 32. `up`: the rule rceil instead of floor.
-OLMO_VEC_FUNCTION(void, mx_block_scales, (const uint32_t* bits, int64_t n, bool up, uint8_t* scales))
+// The scale byte of each block of 32 of x; n is a multiple of 32. `up`: the rule rceil instead of floor.
+OLMO_VEC_FUNCTION(void, mx_block_scales, (const float* x, int64_t n, bool up, uint8_t* scales))
 // The scale byte of each of n columns of 32 rows that lie `stride` elements apart.
-OLMO_VEC_FUNCTION(void, mx_column_scales, (const uint32_t* bits, int64_t stride, int64_t n, bool up, uint8_t* scales))
+OLMO_VEC_FUNCTION(void, mx_column_scales, (const float* x, int64_t stride, int64_t n, bool up, uint8_t* scales))
 // codes of n elements, each with its own scale byte.
-OLMO_VEC_FUNCTION(void, mx_encode, (const uint32_t* bits, const uint8_t* scales, uint8_t* codes, int64_t n))
+OLMO_VEC_FUNCTION(void, mx_encode, (const float* x, const uint8_t* scales, uint8_t* codes, int64_t n))
 // The elements again, each with its own scale byte.
-OLMO_VEC_FUNCTION(void, mx_decode, (const uint8_t* codes, const uint8_t* scales, uint32_t* bits, int64_t n))
-// y = bits rounded to bf16.
-OLMO_VEC_FUNCTION(void, mx_narrow, (const uint32_t* bits, Bf16* y, int64_t n))
+OLMO_VEC_FUNCTION(void, mx_decode, (const uint8_t* codes, const uint8_t* scales, float* y, int64_t n))
 // Encodes and decodes 32 elements of one block; false, and y untouched, where the scale is below kMxPlainScale.
 OLMO_VEC_FUNCTION(bool, mx_round_block, (const Bf16* x, bool up, Bf16* y))
 // Encodes and decodes n columns of 32 rows, n at most kMxColumns; rows lie `x_stride` and `y_stride` apart. False, and
