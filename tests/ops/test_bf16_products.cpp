@@ -14,17 +14,12 @@ namespace {
 using Halves = Owned<Bf16>;
 
 // f32 sums of some hundred terms; a result that is rounded to 8 bits besides.
-constexpr double kExact = 2e-6;
+constexpr double kExact = kRounding<float>;
 constexpr double kRounded = 2.5e-3;
-
-void fill(Halves& x, uint64_t seed) {
-  Numbers numbers(seed);
-  for (Bf16& b : x.v) b = to_bf16(static_cast<float>(2 * numbers.uniform() - 1));
-}
 
 double value(const Tensor& t, int64_t i, int64_t j) {
   const int64_t at = i * t.row_stride + j;
-  return t.dtype == DType::f32 ? double{t.f32()[at]} : double{to_f32(t.bf16()[at])};
+  return t.dtype == DType::f32 ? to_double(t.f32()[at]) : to_double(t.bf16()[at]);
 }
 
 std::vector<double> values_of(const Tensor& t) {
@@ -64,16 +59,9 @@ void check_gemm(int64_t m, int64_t n, int64_t k, int flags, int threads) {
   Halves a({trans_a ? k : m, (trans_a ? m : k) + 7});
   Halves b({trans_b ? n : k, (trans_b ? k : n) + 7});
   Owned<Out> c({m, n + 7});
-  fill(a, static_cast<uint64_t>(m * 31 + k));
-  fill(b, static_cast<uint64_t>(n * 7 + k));
-  for (size_t i = 0; i < c.v.size(); ++i) {
-    const float x = static_cast<float>(i % 13) - 6;
-    if constexpr (std::is_same_v<Out, float>) {
-      c.v[i] = x;
-    } else {
-      c.v[i] = to_bf16(x);
-    }
-  }
+  Numbers(static_cast<uint64_t>(m * 31 + k)).fill(a);
+  Numbers(static_cast<uint64_t>(n * 7 + k)).fill(b);
+  for (size_t i = 0; i < c.v.size(); ++i) set(c.v[i], static_cast<double>(i % 13) - 6);
   const ops::GemmArgs args{inner(a.t), inner(b.t), inner(c.t), trans_a, trans_b, accumulate};
   std::vector<double> want = accumulate ? values_of(args.c) : std::vector<double>(static_cast<size_t>(m * n));
   add_product(args.a, trans_a, args.b, trans_b, want);
@@ -137,9 +125,9 @@ TEST_CASE("grouped products of bf16 agree with double precision and do not depen
       Halves x({total, k + 2});
       Halves w({experts, flag ? n : k, flag ? k : n});
       Halves dy({total, n});
-      fill(x, 3);
-      fill(w, 5);
-      fill(dy, 7);
+      Numbers(3).fill(x);
+      Numbers(5).fill(w);
+      Numbers(7).fill(dy);
       const Tensor inputs = x.t.column_range(1, k + 1);
       std::vector<Bf16> first_y;
       std::vector<float> first_dw;

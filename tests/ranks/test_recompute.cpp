@@ -12,9 +12,7 @@ struct Outcome {
 };
 
 void append(const StepResult& r, std::vector<double>& out) {
-  out.insert(out.end(), {r.ce, r.z, r.balance, r.router_z, r.drop_rate, r.buffer_use, r.grad_norm});
-  out.insert(out.end(), r.balance_by_block.begin(), r.balance_by_block.end());
-  out.insert(out.end(), r.router_z_by_block.begin(), r.router_z_by_block.end());
+  append_numbers(r, out);
   for (const auto& block : r.expert_load) out.insert(out.end(), block.begin(), block.end());
 }
 

@@ -152,6 +152,13 @@ inline std::vector<std::vector<float>> gradients_of(TrainStep& step) {
   return all;
 }
 
+// Every real number of a result, behind those that are there.
+inline void append_numbers(const StepResult& r, std::vector<double>& out) {
+  out.insert(out.end(), {r.ce, r.z, r.balance, r.router_z, r.drop_rate, r.buffer_use, r.grad_norm});
+  out.insert(out.end(), r.balance_by_block.begin(), r.balance_by_block.end());
+  out.insert(out.end(), r.router_z_by_block.begin(), r.router_z_by_block.end());
+}
+
 inline double norm_of(const std::vector<float>& x) {
   double squares = 0;
   for (float v : x) squares += static_cast<double>(v) * v;

@@ -10,14 +10,12 @@ namespace {
 struct Outcome {
   std::vector<std::vector<float>> gradients;  // of the last step
   std::vector<float> state;
-  std::vector<double> numbers;  // every number of every result
+  std::vector<double> numbers;  // every real number of every result
   std::vector<int64_t> load;
 };
 
 void append(const StepResult& r, Outcome& out) {
-  out.numbers.insert(out.numbers.end(), {r.ce, r.z, r.balance, r.router_z, r.grad_norm});
-  out.numbers.insert(out.numbers.end(), r.balance_by_block.begin(), r.balance_by_block.end());
-  out.numbers.insert(out.numbers.end(), r.router_z_by_block.begin(), r.router_z_by_block.end());
+  append_numbers(r, out.numbers);
   for (const auto& block : r.expert_load) out.load.insert(out.load.end(), block.begin(), block.end());
 }
 
